@@ -1,0 +1,24 @@
+"""hipfire: run large language models on the machine in front of you."""
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "GenerationParams", "HipfireError", "LoadOptions", "SamplingParams", "__version__"]
+
+_LAZY = {
+    "LLM": "hipfire.engine.llm",
+    "LoadOptions": "hipfire.runtime.load",
+    "GenerationParams": "hipfire.base.sampling",
+    "SamplingParams": "hipfire.base.sampling",
+    "HipfireError": "hipfire.base.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names on first use: importing hipfire alone must not cost a second of torch."""
+    if name in _LAZY:
+        import importlib  # noqa: PLC0415 - only needed on first use of a public name
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

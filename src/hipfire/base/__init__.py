@@ -1,0 +1,1 @@
+"""Standard library only: errors, plain types, configuration keys, paths."""

@@ -1,0 +1,150 @@
+"""The table of settings: every key's names, type, default, rule, scope and environment variable.
+
+This file knows single values. It does not know files, layers or precedence (config.py). A key stands here
+only when some part of hipfire reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from hipfire.base import env
+from hipfire.base.errors import ValidationError
+
+Value = float | int | bool | str | None
+Kind = Literal["float", "int", "bool", "text", "choice", "file"]
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One setting.
+
+    `name` is the dotted name, `flat` the old short name; both are accepted everywhere. `default` None means
+    "automatic", spelled `auto` in files and on the command line. Keys of `scope` "process" cannot differ per
+    model.
+    """
+
+    name: str
+    flat: str
+    kind: Kind
+    default: Value
+    help: str
+    env: str
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    choices: tuple[str, ...] = ()
+    scope: Literal["model", "process"] = "model"
+    lifecycle: Literal["stable", "experimental", "deprecated"] = "stable"
+
+    @property
+    def rule(self) -> str:
+        """Return the values that are allowed, in words."""
+        if self.kind == "choice":
+            return "one of " + " ".join(self.choices)
+        if self.kind in ("int", "float"):
+            noun = "integer" if self.kind == "int" else "number"
+            bounds = f"{noun} in {'(' if self.low_open else '['}{self.low:g}, {self.high:.10g}]"
+            return f"{bounds} or {AUTO}" if self.default is None else bounds
+        return {"bool": "true or false", "text": "text", "file": "path of an existing file, or empty"}[
+            self.kind
+        ]
+
+    def check(self, value: object, *, source: str) -> Value:
+        """Return `value` in the key's type; `source` names the file or variable in the error."""
+        if self.kind in ("int", "float"):
+            return self._number(value, source)
+        if self.kind == "bool" and isinstance(value, bool):
+            return value
+        if self.kind == "choice" and isinstance(value, str) and value.lower() in self.choices:
+            return value.lower()
+        if self.kind in ("text", "file") and isinstance(value, str) and "\0" not in value:
+            return self._file(value, source) if self.kind == "file" else value
+        raise self._fault(value, source)
+
+    def parse(self, text: str, *, source: str) -> Value:
+        """Return the value that `text` (a command-line word or an environment variable) spells."""
+        word = text.strip()
+        if self.kind == "bool":
+            return env.parse_bool(word, what=f"{source}: {self.name}")
+        if self.kind in ("int", "float") and word.lower() != AUTO:
+            try:
+                return self.check(int(word) if self.kind == "int" else float(word), source=source)
+            except ValueError:
+                raise self._fault(text, source) from None
+        return self.check(text if self.kind == "text" else word, source=source)
+
+    def stored(self, value: Value) -> float | int | bool | str:
+        """Return `value` as it is written to a TOML file, which has no null."""
+        return AUTO if value is None else value
+
+    def _number(self, value: object, source: str) -> Value:
+        if self.default is None and isinstance(value, str) and value.lower() == AUTO:
+            return None
+        allowed = int if self.kind == "int" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            raise self._fault(value, source)
+        above = value > self.low if self.low_open else value >= self.low
+        if not (above and value <= self.high):
+            raise self._fault(value, source)
+        return float(value) if self.kind == "float" else value
+
+    def _file(self, value: str, source: str) -> str:
+        if not value:
+            return value
+        path = env.absolute(value, what=f"{source}: {self.name}")
+        if not path.is_file():
+            raise ValidationError(f"{source}: {self.name}: no file at {path}")
+        return str(path)
+
+    def _fault(self, value: object, source: str) -> ValidationError:
+        return ValidationError(f"{source}: {self.name}: {value!r} is not allowed", hint=f"use {self.rule}")
+
+
+KEYS: tuple[Key, ...] = (
+    Key("generation.temperature", "temperature", "float", 0.3,
+        "Randomness of the draw; 0 takes the most likely token.", "HIPFIRE_TEMPERATURE", 0, 2),
+    Key("generation.top_p", "top_p", "float", 0.8,
+        "Keep the smallest set of tokens with this probability.", "HIPFIRE_TOP_P", 0, 1, low_open=True),
+    Key("generation.top_k", "top_k", "int", 20,
+        "Keep this many of the most likely tokens.", "HIPFIRE_TOP_K", 1, 100_000),
+    Key("generation.min_p", "min_p", "float", 0.0,
+        "Drop tokens below this share of the best token's probability.", "HIPFIRE_MIN_P", 0, 1),
+    Key("generation.presence_penalty", "presence_penalty", "float", 0.0,
+        "Subtracted once from the score of tokens seen before.", "HIPFIRE_PRESENCE_PENALTY", 0, 2),
+    Key("generation.frequency_penalty", "frequency_penalty", "float", 0.0,
+        "Subtracted from a token's score for each time it was seen.", "HIPFIRE_FREQUENCY_PENALTY", 0, 2),
+    Key("generation.repeat_penalty", "repeat_penalty", "float", 1.05,
+        "Divides the score of tokens seen before.", "HIPFIRE_REPEAT_PENALTY", 1, 3),
+    Key("generation.max_tokens", "max_tokens", "int", 4096,
+        "Longest reply, in tokens.", "HIPFIRE_MAX_TOKENS", 1, 393_216),
+    Key("memory.max_seq", "max_seq", "int", None,
+        "Context length, in tokens; auto is the model's own, at most 32768.", "HIPFIRE_MAX_SEQ",
+        512, 1_048_576),
+    Key("memory.kv_cache", "kv_cache", "choice", AUTO,
+        "How keys and values are stored.", "HIPFIRE_KV_MODE", choices=(AUTO, "q8", "bf16", "f32")),
+    Key("prompt.system", "system_prompt", "text", "",
+        "System message of a conversation that has none.", "HIPFIRE_SYSTEM_PROMPT"),
+    Key("prompt.chat_template", "chat_template", "file", "",
+        "Jinja chat template that replaces the model's own.", "HIPFIRE_CHAT_TEMPLATE_FILE"),
+    Key("prompt.normalize", "prompt_normalize", "bool", True,
+        "Tidy a prompt: plain line ends and spaces, no trailing spaces, no tall gaps.",
+        "HIPFIRE_NORMALIZE_PROMPT"),
+    Key("hardware.threads", "threads", "int", None,
+        "CPU threads; auto leaves the number to torch.", "HIPFIRE_THREADS", 1, 4096,
+        scope="process"),
+)  # fmt: skip
+
+BY_NAME: Mapping[str, Key] = MappingProxyType(
+    {key.name: key for key in KEYS} | {key.flat: key for key in KEYS}
+)
+
+
+def find_key(name: str) -> Key | None:
+    """Return the key with this dotted or flat name, or None."""
+    return BY_NAME.get(name.strip().lower())

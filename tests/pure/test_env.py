@@ -1,0 +1,63 @@
+"""Paths and environment variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hipfire.base import env
+from hipfire.base.errors import ValidationError
+
+
+def test_paths_follow_the_variables(tmp_path: Path) -> None:
+    root = {"HIPFIRE_HOME": str(tmp_path)}
+    assert env.models_dir(root) == tmp_path / "models"
+    assert env.templates_dir(root) == tmp_path / "templates"
+    assert env.config_path(root) == tmp_path / "config.toml"
+    assert env.catalog_path(root) == tmp_path / "models.toml"
+    assert env.models_dir({**root, "HIPFIRE_MODELS_DIR": "/m"}) == Path("/m")
+    assert env.catalog_path({**root, "HIPFIRE_MODELS_CATALOG_PATH": "/c.toml"}) == Path("/c.toml")
+    assert env.registry_path({"HIPFIRE_REGISTRY_FILE": "/r.json"}) == Path("/r.json")
+    assert env.registry_path({}) is None
+
+
+def test_default_root_is_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert env.home({}) == tmp_path / ".hipfire"
+    assert env.home({"HIPFIRE_HOME": "  "}) == tmp_path / ".hipfire"
+
+
+def test_no_home_folder_is_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(ValidationError, match="HIPFIRE_HOME"):
+        env.home({})
+    assert env.home({"HIPFIRE_HOME": "/elsewhere"}) == Path("/elsewhere")
+
+
+def test_relative_and_tilde_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert env.home({"HIPFIRE_HOME": "here"}) == tmp_path / "here"
+    assert env.home({"HIPFIRE_HOME": "~/там"}) == tmp_path / "там"
+
+
+def test_tokens_and_endpoint_have_an_order() -> None:
+    assert env.hf_token({"HF_TOKEN": "a", "HUGGING_FACE_HUB_TOKEN": "b"}) == "a"
+    assert env.hf_token({"HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": "b"}) == "b"
+    assert env.hf_token({}) is None
+    assert env.hf_endpoint({"HIPFIRE_HF_BASE": "x", "HF_ENDPOINT": "y"}) == "x"
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("TRUE", True), (" on ", True), ("no", False)])
+def test_truth_words(text: str, value: bool) -> None:
+    assert env.parse_bool(text, what="HIPFIRE_X") is value
+
+
+@pytest.mark.parametrize("text", ["maybe", "", "2"])
+def test_another_word_is_an_error_that_names_the_variable(text: str) -> None:
+    with pytest.raises(ValidationError, match="HIPFIRE_X"):
+        env.parse_bool(text, what="HIPFIRE_X")
