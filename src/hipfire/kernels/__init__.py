@@ -1,0 +1,1 @@
+"""One file per operation: its reference in torch and the kernels beside it; launch.py is the one door."""

@@ -1,0 +1,135 @@
+"""The one door: every operation of a forward pass is started here, and here only.
+
+A `Launcher` is an explicit object that the step context carries. It picks the implementation from the device
+of the operation's tensors and, when a tape is attached, records what ran, on what, reading and writing which
+buffers. Replay, hazard analysis, profiles and parity reports read that record. This file knows no operation.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hipfire.base.errors import InternalError
+
+# the order in which implementations are preferred on each kind of device
+PREFERENCE: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("numba", "reference"),
+    "cuda": ("triton", "reference"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor as the tape sees it: where it lies and how it is read, not what is in it."""
+
+    address: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """One launch: names the operation and implementation, and the buffers by argument name.
+
+    `scalars` holds every argument that is not a tensor, printed with `repr`.
+    """
+
+    op: str
+    implementation: str
+    reads: Mapping[str, Buffer]
+    writes: Mapping[str, Buffer]
+    scalars: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operation: its reference and the faster implementations, all with the reference's signature.
+
+    `writes` names the arguments that the operation changes in place. What it returns counts as written too.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    writes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = set(self.writes) - set(inspect.signature(self.reference).parameters)
+        if unknown:
+            raise InternalError(
+                f"operation {self.name} declares writes to unknown arguments {sorted(unknown)}"
+            )
+
+    def implementation(self, name: str) -> Callable[..., Any] | None:
+        """Return the implementation of that name, or None where the operation has none."""
+        return self.reference if name == "reference" else self.kernels.get(name)
+
+
+def _buffer(tensor: torch.Tensor) -> Buffer:
+    return Buffer(
+        address=tensor.data_ptr(),
+        nbytes=tensor.untyped_storage().nbytes() if tensor.numel() else 0,
+        dtype=str(tensor.dtype),
+        shape=tuple(tensor.shape),
+    )
+
+
+class Launcher:
+    """Runs operations, on the implementation that fits their tensors.
+
+    `only` pins one implementation (for comparing arm against arm); asking for one that an operation does not
+    have is an `InternalError`. `tape`, if given, receives one `LaunchRecord` per launch, in order.
+    """
+
+    def __init__(self, *, only: str | None = None, tape: list[LaunchRecord] | None = None) -> None:
+        self.only = only
+        self.tape = tape
+
+    def run(self, op: Op, *args: Any, **kwargs: Any) -> Any:
+        """Run `op` and return what it returns."""
+        name = self.only or self._choose(op, args, kwargs)
+        implementation = op.implementation(name)
+        if implementation is None:
+            raise InternalError(f"operation {op.name} has no implementation named {name}")
+        result = implementation(*args, **kwargs)
+        if self.tape is not None:
+            self.tape.append(self._record(op, name, args, kwargs, result))
+        return result
+
+    @staticmethod
+    def _choose(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if not op.kernels:
+            return "reference"
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                candidates = PREFERENCE.get(value.device.type, ("reference",))
+                return next(name for name in candidates if op.implementation(name) is not None)
+        return "reference"
+
+    @staticmethod
+    def _record(
+        op: Op, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> LaunchRecord:
+        bound = inspect.signature(op.reference).bind(*args, **kwargs)
+        bound.apply_defaults()
+        reads: dict[str, Buffer] = {}
+        writes: dict[str, Buffer] = {}
+        scalars: dict[str, str] = {}
+        for argument, value in bound.arguments.items():
+            if not isinstance(value, torch.Tensor):
+                scalars[argument] = repr(value)
+            elif argument in op.writes:
+                writes[argument] = _buffer(value)
+            else:
+                reads[argument] = _buffer(value)
+        results = result if isinstance(result, tuple) else (result,)
+        for index, value in enumerate(results):
+            if isinstance(value, torch.Tensor):
+                writes[f"result{index}"] = _buffer(value)
+        return LaunchRecord(op.name, name, reads, writes, scalars)

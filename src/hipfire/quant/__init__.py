@@ -1,0 +1,1 @@
+"""One file per weight format; a format's identity is its numeric qtype."""
