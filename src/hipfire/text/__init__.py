@@ -1,0 +1,1 @@
+"""Tokenizers, incremental decoding and chat templates."""
