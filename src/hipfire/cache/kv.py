@@ -1,0 +1,122 @@
+"""Key and value caches: contiguous, one K and one V buffer per attention layer, position-major.
+
+Every layer holds `slots` sequences of up to `max_seq` positions. This file knows nothing about models or
+attention; it stores what it is given after RoPE, in the mode chosen at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hipfire.base.errors import ContextLengthError, UnsupportedError, ValidationError
+from hipfire.base.types import CacheSpec
+from hipfire.kernels.kv_cache import (
+    KV_READ,
+    KV_READ_Q8,
+    KV_WRITE,
+    KV_WRITE_Q8,
+    Q8_BYTES,
+    Q8_ELEMENTS,
+)
+from hipfire.kernels.launch import Launcher, Op
+
+
+@dataclass(frozen=True, slots=True)
+class KvMode:
+    """How a cache stores its elements, and the pair of operations that write and read it."""
+
+    name: str
+    dtype: torch.dtype
+    write: Op
+    read: Op
+    block: int = 1
+    block_items: int = 1
+
+    def row_items(self, head_dim: int) -> int:
+        """Return the stored items of one head at one position; UnsupportedError if head_dim does not fit."""
+        if head_dim % self.block:
+            raise UnsupportedError(
+                f"kv cache mode {self.name} needs a head size divisible by {self.block}, not {head_dim}",
+                hint="use memory.kv_cache=bf16",
+            )
+        return head_dim // self.block * self.block_items
+
+
+KV_MODES: Mapping[str, KvMode] = {
+    mode.name: mode
+    for mode in (
+        KvMode("f32", torch.float32, KV_WRITE, KV_READ),
+        KvMode("bf16", torch.bfloat16, KV_WRITE, KV_READ),
+        KvMode("q8", torch.uint8, KV_WRITE_Q8, KV_READ_Q8, Q8_ELEMENTS, Q8_BYTES),
+    )
+}
+
+
+def kv_mode(name: str) -> KvMode:
+    """Return the mode called `name`; `auto` is bf16 in this version."""
+    mode = KV_MODES.get("bf16" if name == "auto" else name)
+    if mode is None:
+        raise ValidationError(f"unknown kv cache mode {name!r}", hint=f"use auto, {', '.join(KV_MODES)}")
+    return mode
+
+
+def kv_nbytes(specs: Sequence[CacheSpec], mode: KvMode, slots: int, max_seq: int) -> int:
+    """Return the bytes that a cache of these layers takes, keys and values together."""
+    items = sum(spec.kv_heads * mode.row_items(spec.head_dim) for spec in specs)
+    return 2 * slots * max_seq * items * mode.dtype.itemsize
+
+
+class KvCache:
+    """The caches of all layers of one model.
+
+    Buffers are [slots, max_seq, KV, D] in the mode's type (q8: [.., D / 32 * 34] bytes). Memory is reserved
+    at once; the operating system provides pages as rows are first written.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[CacheSpec],
+        *,
+        mode: KvMode,
+        slots: int,
+        max_seq: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.specs = tuple(specs)
+        self.mode = mode
+        self.slots = slots
+        self.max_seq = max_seq
+
+        def buffer(spec: CacheSpec) -> torch.Tensor:
+            shape = (slots, max_seq, spec.kv_heads, mode.row_items(spec.head_dim))
+            return torch.empty(shape, dtype=mode.dtype, device=device)
+
+        self._keys = [buffer(spec) for spec in self.specs]
+        self._values = [buffer(spec) for spec in self.specs]
+
+    def append(
+        self, launcher: Launcher, layer: int, slot: int, start: int, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        """Store k and v [T, KV, D] at positions start .. start + T; ContextLengthError past `max_seq`."""
+        end = start + k.shape[0]
+        if end > self.max_seq:
+            raise ContextLengthError(end, self.max_seq, hint="raise memory.max_seq")
+        launcher.run(self.mode.write, self._keys[layer][slot], start, k)
+        launcher.run(self.mode.write, self._values[layer][slot], start, v)
+
+    def view(
+        self, launcher: Launcher, layer: int, slot: int, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first `length` keys and values of a slot, each float32 [length, KV, D]."""
+        keys: Any = launcher.run(self.mode.read, self._keys[layer][slot], length)
+        values: Any = launcher.run(self.mode.read, self._values[layer][slot], length)
+        return keys, values
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes reserved."""
+        return kv_nbytes(self.specs, self.mode, self.slots, self.max_seq)

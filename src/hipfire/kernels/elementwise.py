@@ -1,0 +1,45 @@
+"""Elementwise steps between the matrix products: gated activations, residual sums, scales, row gathers."""
+
+from __future__ import annotations
+
+import torch
+
+from hipfire.kernels.launch import Op
+
+
+def silu_mul_ref(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up, float32."""
+    return torch.nn.functional.silu(gate.float()) * up.float()
+
+
+def gelu_tanh_mul_ref(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return gelu(gate) * up with the tanh approximation of GELU, float32."""
+    return torch.nn.functional.gelu(gate.float(), approximate="tanh") * up.float()
+
+
+def add_ref(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return x + y, float32."""
+    return x.float() + y.float()
+
+
+def scale_ref(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return x * factor, float32."""
+    return x.float() * factor
+
+
+def softcap_ref(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return cap * tanh(x / cap), float32."""
+    return cap * torch.tanh(x.float() / cap)
+
+
+def gather_rows_ref(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return table[rows] in the table's own type; table [N, ...], rows [T]."""
+    return table.index_select(0, rows)
+
+
+SILU_MUL = Op("silu_mul", silu_mul_ref)
+GELU_TANH_MUL = Op("gelu_tanh_mul", gelu_tanh_mul_ref)
+ADD = Op("add", add_ref)
+SCALE = Op("scale", scale_ref)
+SOFTCAP = Op("softcap", softcap_ref)
+GATHER_ROWS = Op("gather_rows", gather_rows_ref)

@@ -1,0 +1,1 @@
+"""Layers that models are assembled from; they hold weights and no state."""

@@ -1,0 +1,107 @@
+"""Self-attention with grouped heads, RoPE, optional query/key norms and an optional sliding window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hipfire.base.types import CacheSpec
+from hipfire.kernels.attention import ATTENTION
+from hipfire.kernels.rope import ROPE
+from hipfire.layers.context import RopeTable, StepContext
+from hipfire.layers.linear import Linear
+from hipfire.layers.norm import RmsNorm
+from hipfire.layers.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The sizes of one attention layer: `heads` query heads, `kv_heads` shared key/value heads."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+    def cache_spec(self) -> CacheSpec:
+        """Return what this layer needs of the cache."""
+        return CacheSpec(self.kv_heads, self.head_dim, self.window)
+
+    def tensors(self, *, norms: bool = False) -> dict[str, tuple[int, ...]]:
+        """Return the layer's tensor names and shapes, with the head norms where a model has them."""
+        q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj.weight": (q_rows, self.hidden),
+            "self_attn.k_proj.weight": (kv_rows, self.hidden),
+            "self_attn.v_proj.weight": (kv_rows, self.hidden),
+            "self_attn.o_proj.weight": (self.hidden, q_rows),
+        }
+        if norms:
+            shapes["self_attn.q_norm.weight"] = (self.head_dim,)
+            shapes["self_attn.k_norm.weight"] = (self.head_dim,)
+        return shapes
+
+
+class SelfAttention:
+    """One layer's attention; `layer` is its index among the model's cached layers.
+
+    With `norm_eps` the queries and keys are RMS-normalized per head before RoPE (`norm_offset` as RmsNorm).
+    """
+
+    def __init__(
+        self,
+        weights: WeightSource,
+        prefix: str,
+        layer: int,
+        shape: AttentionShape,
+        rope: RopeTable,
+        *,
+        norm_eps: float | None = None,
+        norm_offset: float = 0.0,
+    ) -> None:
+        self.layer = layer
+        self.shape = shape
+        self.rope = rope
+        q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.query = Linear(weights.matrix(f"{prefix}.q_proj.weight", q_size, shape.hidden))
+        self.key = Linear(weights.matrix(f"{prefix}.k_proj.weight", kv_size, shape.hidden))
+        self.value = Linear(weights.matrix(f"{prefix}.v_proj.weight", kv_size, shape.hidden))
+        self.output = Linear(weights.matrix(f"{prefix}.o_proj.weight", shape.hidden, q_size))
+        self.query_norm: RmsNorm | None = None
+        self.key_norm: RmsNorm | None = None
+        if norm_eps is not None:
+            q_weight = weights.vector(f"{prefix}.q_norm.weight", shape.head_dim)
+            k_weight = weights.vector(f"{prefix}.k_norm.weight", shape.head_dim)
+            self.query_norm = RmsNorm(q_weight, norm_eps, norm_offset)
+            self.key_norm = RmsNorm(k_weight, norm_eps, norm_offset)
+
+    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Return the attention output [T, hidden] of all segments, and append their keys and values."""
+        shape = self.shape
+        q = self.query(x, step).view(-1, shape.heads, shape.head_dim)
+        k = self.key(x, step).view(-1, shape.kv_heads, shape.head_dim)
+        v = self.value(x, step).view(-1, shape.kv_heads, shape.head_dim)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q, step), self.key_norm(k, step)
+        cos, sin = step.angles(self.rope)
+        q = step.launcher.run(ROPE, q, cos, sin)
+        k = step.launcher.run(ROPE, k, cos, sin)
+        return self.output(self._attend(q, k, v, step), step)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StepContext) -> torch.Tensor:
+        outputs = []
+        row = 0
+        for segment in step.segments:
+            rows = slice(row, row + segment.length)
+            row += segment.length
+            step.cache.append(step.launcher, self.layer, segment.slot, segment.start, k[rows], v[rows])
+            keys, values = step.cache.view(
+                step.launcher, self.layer, segment.slot, segment.start + segment.length
+            )
+            outputs.append(
+                step.launcher.run(ATTENTION, q[rows], keys, values, self.shape.scale, self.shape.window)
+            )
+        return torch.cat(outputs).flatten(1)

@@ -1,0 +1,90 @@
+"""The frame that all decoder-only models share: embedding, a list of blocks, final norm, head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from hipfire.kernels.elementwise import ADD, SOFTCAP
+from hipfire.layers.attention import SelfAttention
+from hipfire.layers.context import StepContext
+from hipfire.layers.linear import Embedding, Linear
+from hipfire.layers.mlp import GatedMlp
+from hipfire.layers.norm import RmsNorm
+from hipfire.layers.weights import Weight, WeightSource
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+class Block(Protocol):
+    """One layer of a decoder."""
+
+    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Return the layer's output [T, hidden] for its input [T, hidden]."""
+
+
+class PreNormBlock:
+    """A layer that adds attention and feed-forward of the normalized input to its input."""
+
+    def __init__(
+        self, attention_norm: RmsNorm, attention: SelfAttention, mlp_norm: RmsNorm, mlp: GatedMlp
+    ) -> None:
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+
+    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Return the layer's output [T, hidden]."""
+        x = step.launcher.run(ADD, x, self.attention(self.attention_norm(x, step), step))
+        result: torch.Tensor = step.launcher.run(ADD, x, self.mlp(self.mlp_norm(x, step), step))
+        return result
+
+
+class Decoder:
+    """An assembled decoder; `softcap` bounds its logits where a model asks for it."""
+
+    def __init__(
+        self, embed: Embedding, blocks: Sequence[Block], norm: RmsNorm, head: Weight, softcap: float | None
+    ) -> None:
+        self.embed = embed
+        self.blocks = tuple(blocks)
+        self.norm = norm
+        self.head = Linear(head)
+        self.softcap = softcap
+
+    def __call__(self, tokens: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Return the hidden states [T, hidden] of the step's tokens [T], before the final norm."""
+        x = self.embed(tokens, step)
+        for block in self.blocks:
+            x = block(x, step)
+        return x
+
+    def logits(self, hidden: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Return float32 logits [R, vocab] of R hidden states [R, hidden]."""
+        result = self.head(self.norm(hidden, step), step)
+        if self.softcap is not None:
+            result = step.launcher.run(SOFTCAP, result, self.softcap)
+        return result
+
+
+def head_weight(weights: WeightSource, embedding: Weight, *, tied: bool) -> Weight:
+    """Return the matrix of the head: the embedding's own if tied, whatever else the checkpoint holds."""
+    return embedding if tied else weights.matrix(HEAD, embedding.rows, embedding.cols)
+
+
+def decoder_tensors(
+    vocab_size: int, hidden: int, blocks: Sequence[Mapping[str, tuple[int, ...]]], *, tied: bool
+) -> dict[str, tuple[int, ...]]:
+    """Return the canonical names and shapes of a decoder whose blocks have the given tensors."""
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (vocab_size, hidden)}
+    for index, block in enumerate(blocks):
+        shapes.update({f"model.layers.{index}.{name}": shape for name, shape in block.items()})
+    shapes[FINAL_NORM] = (hidden,)
+    if not tied:
+        shapes[HEAD] = (vocab_size, hidden)
+    return shapes

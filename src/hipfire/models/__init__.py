@@ -1,0 +1,1 @@
+"""One file per architecture, found by its MODEL_TYPES literal."""

@@ -1,0 +1,1 @@
+"""Loading a model, admission, running steps, sampling, stopping."""

@@ -1,0 +1,72 @@
+"""What a checkpoint is: its model family, its configuration, and its tensors under canonical names.
+
+This file reads descriptions only; no weight is touched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hipfire.base.errors import ArtifactError, UnsupportedError
+from hipfire.checkpoint.hfq import HfqFile
+from hipfire.checkpoint.names import NamedCheckpoint
+from hipfire.checkpoint.source import Checkpoint
+from hipfire.models.family import ModelConfig, ModelFamily, family_of, family_of_gguf
+from hipfire.models.fields import GgufFields
+
+LAYER_NAME = re.compile(r"(blk|model\.layers|(model\.)?language_model\.(model\.)?layers)\.\d+\.")
+
+# the mark in a container's metadata that rotary rows are in half-split order, whatever the source was
+ROW_ORDER_KEY, HALF_SPLIT = "row_order", "half_split"
+
+
+def read_config(checkpoint: Checkpoint) -> tuple[ModelFamily, ModelConfig]:
+    """Return the family and configuration of a checkpoint; UnsupportedError names what is not supported."""
+    if checkpoint.kind == "gguf":
+        fields = GgufFields(checkpoint.model_config, checkpoint.tensors)
+        family = family_of_gguf(fields.architecture)
+        return family, family.from_gguf(fields)
+    config = checkpoint.model_config
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ArtifactError("is missing", path=checkpoint.path, field="config model_type")
+    family = family_of(model_type)
+    if isinstance(checkpoint, HfqFile) and checkpoint.arch_id != family.arch_id:
+        raise ArtifactError(
+            f"is {checkpoint.arch_id} but {model_type} models have {family.arch_id}",
+            path=checkpoint.path,
+            field="arch_id",
+            hint="the container was written for another model",
+        )
+    return family, family.from_hf(_with_tie(config, checkpoint))
+
+
+def named_checkpoint(checkpoint: Checkpoint, family: ModelFamily, config: ModelConfig) -> NamedCheckpoint:
+    """Return the checkpoint under canonical names."""
+    metadata: Mapping[str, Any] = checkpoint.metadata if isinstance(checkpoint, HfqFile) else {}
+    interleaved = metadata.get("source") == "gguf" and metadata.get(ROW_ORDER_KEY) != HALF_SPLIT
+    return NamedCheckpoint(checkpoint, family.names, config.sizes.layers, interleaved=interleaved)
+
+
+def unused_tensors(named: NamedCheckpoint, config: ModelConfig) -> list[str]:
+    """Return the stored tensors that the model has no use for.
+
+    Raises UnsupportedError if a layer's bias is among them: leaving it out would give wrong answers.
+    """
+    unused = named.unknown([*config.tensors(), *config.optional_tensors()])
+    biases = [name for name in unused if name.endswith(".bias") and LAYER_NAME.match(name)]
+    if biases:
+        raise UnsupportedError(
+            f"the file has {len(biases)} biases, such as {biases[0]}, that this architecture does not have",
+            hint="the file's architecture is named wrongly, or is a variant that hipfire does not run",
+        )
+    return unused
+
+
+def _with_tie(config: Mapping[str, Any], checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Containers made from GGUF by the original do not say whether the head is tied: a missing head is."""
+    if checkpoint.kind != "hfq" or "tie_word_embeddings" in config or "text_config" in config:
+        return config
+    return {**config, "tie_word_embeddings": "lm_head.weight" not in checkpoint.tensors}

@@ -1,0 +1,191 @@
+"""Loading: from a path to a model with its tokenizer, template and caches, or one clear refusal.
+
+Everything that can be refused is refused before memory is taken: the format of the file, the architecture
+and its config, the tokenizer against the embedding, the cache mode, and the memory plan.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from hipfire.base.errors import ValidationError
+from hipfire.base.types import TextAssets
+from hipfire.cache.kv import KvCache, KvMode, kv_mode
+from hipfire.checkpoint.names import NamedCheckpoint
+from hipfire.checkpoint.source import open_checkpoint
+from hipfire.kernels.launch import Launcher
+from hipfire.models.family import Model, ModelConfig, ModelFamily
+from hipfire.runtime.admission import MemoryPlan, admit, available_memory, fits, plan_memory
+from hipfire.runtime.identify import named_checkpoint, read_config, unused_tensors
+from hipfire.runtime.runner import PREFILL_CHUNK, Runner
+from hipfire.runtime.weights import CheckpointWeights, Residency
+from hipfire.text.template import ChatTemplate, choose_template
+from hipfire.text.tokenizer import Tokenizer
+
+# the context that a load takes unless told otherwise, where the model itself allows more
+DEFAULT_MAX_SEQ = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What a caller may choose about a load; None and `auto` leave the choice to hipfire."""
+
+    kv_cache: str = "auto"
+    max_seq: int | None = None
+    slots: int = 1
+    residency: Literal["auto", "decoded", "packed"] = "auto"
+    prefill_chunk: int = PREFILL_CHUNK
+    template_file: Path | None = None
+    template_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.residency not in ("auto", "decoded", "packed"):
+            raise ValidationError(
+                f"residency {self.residency!r} is unknown", hint="use auto, decoded or packed"
+            )
+        for name in ("slots", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise ValidationError(f"{name} is {getattr(self, name)} but must be at least 1")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Any of `end_ids` ends a turn: those of the tokenizer and those that the template writes.
+    `unknown_tensors` are names in the file that the model has no use for.
+    """
+
+    path: Path
+    family: ModelFamily
+    config: ModelConfig
+    model: Model
+    runner: Runner
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    end_ids: frozenset[int]
+    assets: TextAssets
+    plan: MemoryPlan
+    residency: Residency
+    unknown_tensors: tuple[str, ...]
+
+    @property
+    def max_seq(self) -> int:
+        """Return the longest context of this load in tokens."""
+        return self.runner.cache.max_seq
+
+
+def load_model(path: Path, options: LoadOptions | None = None) -> LoadedModel:
+    """Load the model at `path`: an HFQM container, a GGUF file, or a folder of safetensors.
+
+    Raises ArtifactError, UnsupportedError, ValidationError or MemoryLimitError. Whatever the descriptions
+    tell is refused before memory is taken; damage inside a tensor shows when its turn comes, and leaves
+    nothing behind.
+    """
+    options = options or LoadOptions()
+    mode = kv_mode(options.kv_cache)
+    # packed weights keep their pages mapped after the checkpoint is closed
+    with open_checkpoint(path) as checkpoint:
+        family, config = read_config(checkpoint)
+        named = named_checkpoint(checkpoint, family, config)
+        unknown = unused_tensors(named, config)
+        max_seq = _context(options, config)
+        assets = checkpoint.text_assets()
+        tokenizer = Tokenizer.from_assets(assets, config.sizes.vocab_size)
+        template = _template(assets, tokenizer, options, path)
+        plan, residency = _admit(named, config, options, mode, max_seq)
+        weights = CheckpointWeights(
+            named, heads=config.sizes.heads, kv_heads=config.sizes.kv_heads, residency=residency
+        )
+        with torch.inference_mode():
+            model = family.build(config, weights)
+            cache = KvCache(config.cache_specs(), mode=mode, slots=options.slots, max_seq=max_seq)
+    ends = tokenizer.turn_end_ids(template.source) if template is not None else frozenset()
+    return LoadedModel(
+        path=path,
+        family=family,
+        config=config,
+        model=model,
+        runner=Runner(model, cache, Launcher(), chunk=options.prefill_chunk),
+        tokenizer=tokenizer,
+        template=template,
+        end_ids=tokenizer.eos_ids | ends,
+        assets=assets,
+        plan=plan,
+        residency=residency,
+        unknown_tensors=tuple(unknown),
+    )
+
+
+def _template(
+    assets: TextAssets, tokenizer: Tokenizer, options: LoadOptions, path: Path
+) -> ChatTemplate | None:
+    choice = choose_template(
+        assets,
+        override_file=options.template_file,
+        user_dir=options.template_dir,
+        model_stem=path.name,
+    )
+    if choice is None:
+        return None
+    bos = None if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id)
+    eos = _eos_text(assets, tokenizer)
+    return ChatTemplate(choice.source, bos_token=bos, eos_token=eos, origin=choice.origin)
+
+
+def _eos_text(assets: TextAssets, tokenizer: Tokenizer) -> str | None:
+    """Return the one end token that templates print, which the set of end tokens does not tell."""
+    declared = assets.tokenizer_config.get("eos_token")
+    if isinstance(declared, dict):
+        declared = declared.get("content")
+    if isinstance(declared, str):
+        return declared
+    number = (assets.gguf or {}).get("tokenizer.ggml.eos_token_id")
+    return tokenizer.token_text(number) if isinstance(number, int) else None
+
+
+def _context(options: LoadOptions, config: ModelConfig) -> int:
+    limit = config.sizes.max_positions
+    if options.max_seq is None:
+        return min(limit, DEFAULT_MAX_SEQ)
+    if not 1 <= options.max_seq <= limit:
+        raise ValidationError(
+            f"max_seq = {options.max_seq} but this model handles 1 to {limit} tokens",
+            hint="lower memory.max_seq or leave it out",
+        )
+    return options.max_seq
+
+
+def _admit(
+    named: NamedCheckpoint, config: ModelConfig, options: LoadOptions, mode: KvMode, max_seq: int
+) -> tuple[MemoryPlan, Residency]:
+    stored = [named.find(name) for name in config.tensors()]
+    packed_bytes = sum(found.info.nbytes for found in stored if found is not None)
+    elements = sum(math.prod(shape) for shape in config.tensors().values())
+
+    def plan(residency: Residency) -> MemoryPlan:
+        return plan_memory(
+            sizes=config.sizes,
+            packed_bytes=packed_bytes,
+            decoded_elements=elements,
+            specs=config.cache_specs(),
+            mode=mode,
+            slots=options.slots,
+            max_seq=max_seq,
+            chunk=options.prefill_chunk,
+            residency=residency,
+        )
+
+    available = available_memory()
+    if options.residency == "auto":
+        residency: Residency = "decoded" if fits(plan("decoded"), available) else "packed"
+    else:
+        residency = options.residency
+    chosen = plan(residency)
+    admit(chosen, available)
+    return chosen, residency

@@ -1,0 +1,104 @@
+"""Weights out of a checkpoint, under canonical names, checked, and decoded once where memory allows.
+
+This file knows checkpoints and formats; it does not know which tensors a model wants or in what order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import torch
+
+from hipfire.base.errors import ArtifactError
+from hipfire.base.types import TensorInfo
+from hipfire.checkpoint.names import Change, NamedCheckpoint
+from hipfire.layers.weights import Weight, rope_row_order
+from hipfire.quant.format import WeightFormat
+from hipfire.quant.registry import format_of
+
+# decoded: float32 matrices in memory, fast; packed: decoded at every use, small
+Residency = Literal["decoded", "packed"]
+
+# elements decoded at once, so that a large matrix needs little memory besides its result
+CHUNK_ELEMENTS = 1 << 22
+
+
+def mapped_tensor(view: memoryview) -> torch.Tensor:
+    """Return the bytes of a mapped view as a uint8 tensor without copying; it must not be written to."""
+    if not view.nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # torch warns that the buffer is read-only; nothing here writes to weights
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+
+class CheckpointWeights:
+    """The `WeightSource` of a checkpoint.
+
+    `heads` and `kv_heads` are those of the model, for sources that order rotary rows in pairs. `used`
+    collects the canonical names asked for. With `decoded` residency the mapped pages are given back after
+    decoding.
+    """
+
+    def __init__(self, named: NamedCheckpoint, *, heads: int, kv_heads: int, residency: Residency) -> None:
+        self.named = named
+        self.residency = residency
+        self._heads = {"q_rows": heads, "k_rows": kv_heads}
+
+    def has(self, name: str) -> bool:
+        """Tell whether the checkpoint holds a tensor of this canonical name."""
+        return self.named.find(name) is not None
+
+    def matrix(self, name: str, rows: int, cols: int) -> Weight:
+        """Return the matrix `name`; ArtifactError if it is missing, of another shape, or not finite."""
+        info, change = self._find(name, (rows, cols))
+        fmt = format_of(info.qtype)
+        flat = mapped_tensor(self.named.checkpoint.raw(info.name))
+        if not fmt.has_whole_rows(info.nbytes, rows, cols):
+            # blocks of the old flat packing run over row ends: only the whole can be decoded
+            whole = self._in_order(fmt.decode(flat, rows, cols), change, rows)
+            self._check_finite(whole, info, fmt, 0)
+            return Weight(fmt, flat, rows, cols, whole)
+        data = self._in_order(flat.view(rows, -1), change, rows)
+        resident = torch.empty(rows, cols) if self.residency == "decoded" else None
+        step = max(1, CHUNK_ELEMENTS // max(cols, 1))
+        for begin in range(0, rows, step):
+            end = min(begin + step, rows)
+            part = fmt.decode(data[begin:end].flatten(), end - begin, cols)
+            self._check_finite(part, info, fmt, begin)
+            if resident is not None:
+                resident[begin:end] = part
+        self.named.checkpoint.release(info.name)
+        return Weight(fmt, data, rows, cols, resident)
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        """Return the vector `name` as float32 [size]; ArtifactError if it is missing or of another size."""
+        info, change = self._find(name, (size,))
+        fmt = format_of(info.qtype)
+        values = fmt.dense(mapped_tensor(self.named.checkpoint.raw(info.name)), 1, size)
+        self._check_finite(values, info, fmt, 0)
+        values = values.view(size).clone()
+        self.named.checkpoint.release(info.name)
+        return values - 1.0 if change == "minus_one" else values
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> tuple[TensorInfo, Change]:
+        stored = self.named.require(name, shape)
+        return stored.info, stored.change
+
+    def _in_order(self, data: torch.Tensor, change: Change, rows: int) -> torch.Tensor:
+        heads = self._heads.get(change)
+        return data if heads is None else data.index_select(0, rope_row_order(rows, heads))
+
+    def _check_finite(self, values: torch.Tensor, info: TensorInfo, fmt: WeightFormat, row: int) -> None:
+        if torch.isfinite(values).all():
+            return
+        position = int((~torch.isfinite(values)).flatten().nonzero()[0])
+        bad_row, column = divmod(position, values.shape[-1])
+        raise ArtifactError(
+            f"holds a value that is not finite in row {row + bad_row}, block {column // fmt.group}",
+            path=self.named.checkpoint.path,
+            field=f"tensor {info.name}",
+            hint="the file is damaged; download or convert it again",
+        )

@@ -1,0 +1,1 @@
+"""Comparisons that prove a claim: relative RMS, KL divergence, perplexity."""

@@ -1,0 +1,231 @@
+"""What the model files read from configurations, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from helpers import MemoryCheckpoint, make_runner, rms
+from hipfire.base.errors import ArtifactError, UnsupportedError, ValidationError
+from hipfire.base.types import TensorInfo
+from hipfire.checkpoint.names import DECODER_RULES, NamedCheckpoint
+from hipfire.layers.rope import RopeSpec
+from hipfire.models.family import families, family_of, family_of_gguf
+from hipfire.models.fields import GgufFields
+from hipfire.models.gemma3 import FULL, SLIDING
+
+LLAMA, QWEN3, GEMMA3 = family_of("llama"), family_of("qwen3"), family_of("gemma3_text")
+
+
+def gguf_fields(architecture: str, change: Mapping[str, Any] | None = None) -> GgufFields:
+    keys: dict[str, Any] = {
+        "block_count": 12,
+        "embedding_length": 64,
+        "feed_forward_length": 128,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "context_length": 4096,
+        "attention.sliding_window": 32,
+        **(change or {}),
+    }
+    metadata = {f"{architecture}.{key}": value for key, value in keys.items() if value is not None}
+    tensors = {"token_embd.weight": TensorInfo("token_embd.weight", 2, (100, 64), 25600)}
+    return GgufFields({"general.architecture": architecture, **metadata}, tensors)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "named"),
+    [
+        (LLAMA, {"hidden_act": "gelu"}, "hidden_act"),
+        (LLAMA, {"attention_bias": True}, "attention_bias"),
+        (LLAMA, {"mlp_bias": True}, "mlp_bias"),
+        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (LLAMA, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        (QWEN3, {"use_sliding_window": True}, "use_sliding_window"),
+        (GEMMA3, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        (GEMMA3, {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+    ],
+)
+def test_what_a_model_does_not_implement_is_refused_by_name(
+    family: Any, change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=named):
+        family.from_hf({**family.tiny, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size.*missing"),
+        ({"hidden_size": "64"}, "hidden_size.*'64'"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers.*-1"),
+        ({"num_attention_heads": 2.5}, "num_attention_heads.*2.5"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings.*not a boolean"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    ],
+)
+def test_damaged_fields_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        LLAMA.from_hf({**LLAMA.tiny, **change})
+
+
+def test_llama3_scaling_without_its_parameters_is_refused() -> None:
+    with pytest.raises(ValidationError, match="low_freq_factor"):
+        RopeSpec.from_hf(64, {"rope_type": "llama3", "factor": 8.0})
+
+
+def test_llama3_frequencies_equal_transformers() -> None:
+    parameters = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = transformers.LlamaConfig(
+        head_dim=128, rope_parameters=parameters, max_position_embeddings=131072
+    )
+    expected, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config)
+    table = RopeSpec.from_hf(128, parameters).table()
+    assert torch.allclose(table.inverse_frequencies, expected, rtol=2e-7, atol=0)
+    # the factors that GGUF files carry for this scaling run from 1 (kept) to 8 (scaled in full)
+    ratio = RopeSpec(128, 500000.0).table().inverse_frequencies / table.inverse_frequencies
+    assert ratio[0] == 1.0
+    assert ratio[-1] == pytest.approx(8.0)
+
+
+def test_frequency_factors_of_a_gguf_file_divide_the_frequencies() -> None:
+    factors = torch.linspace(1.0, 8.0, 6)
+    plain = RopeSpec(12, 1000.0).table().inverse_frequencies
+    assert torch.equal(RopeSpec(12, 1000.0).table(factors).inverse_frequencies, plain / factors)
+
+
+@pytest.mark.parametrize("form", ["scalar", "uniform", "mixed"])
+def test_per_layer_keys_in_every_form(form: str) -> None:
+    value: Any = {"scalar": 2, "uniform": [2] * 12, "mixed": [2] * 11 + [1]}[form]
+    fields = gguf_fields("llama", {"attention.head_count_kv": value})
+    if form == "mixed":
+        with pytest.raises(UnsupportedError, match="differs between layers"):
+            LLAMA.from_gguf(fields)
+    else:
+        assert LLAMA.from_gguf(fields).sizes.kv_heads == 2
+
+
+def test_a_per_layer_list_of_the_wrong_length_is_damage() -> None:
+    with pytest.raises(ArtifactError, match="3 entries for 12 layers"):
+        LLAMA.from_gguf(gguf_fields("llama", {"feed_forward_length": [1, 2, 3]}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+        {"expert_count": 8},
+        {"rope.dimension_count": 8},
+    ],
+)
+def test_gguf_keys_that_are_not_implemented_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError):
+        LLAMA.from_gguf(gguf_fields("llama", change))
+
+
+def test_gemma3_from_gguf_fills_in_what_the_architecture_knows() -> None:
+    config: Any = GEMMA3.from_gguf(gguf_fields("gemma3", {"attention.key_length": 32, "rope.freq_base": 1e6}))
+    assert [index for index, kind in enumerate(config.kinds) if kind == FULL] == [5, 11]
+    assert config.ropes[SLIDING] == RopeSpec(32, 10000.0)
+    assert config.ropes[FULL] == RopeSpec(32, 1e6)
+    assert config.query_scalar == 32
+
+
+def test_gemma3_position_scaling_belongs_to_full_layers_alone() -> None:
+    old_style = {**GEMMA3.tiny, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2}
+    old_style["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    del old_style["layer_types"]
+    config: Any = GEMMA3.from_hf(old_style)
+    assert config.kinds == (SLIDING, FULL, SLIDING, FULL)
+    assert config.ropes[SLIDING] == RopeSpec(16, 1e4)
+    assert config.ropes[FULL] == RopeSpec(16, 1e6, "linear", 8.0)
+    from_gguf: Any = GEMMA3.from_gguf(
+        gguf_fields("gemma3", {"attention.key_length": 16, "rope.scaling.factor": 8.0})
+    )
+    assert from_gguf.ropes[FULL] == config.ropes[FULL]
+
+
+def test_a_listed_layer_pattern_wins_over_the_usual_one() -> None:
+    listed = [True, False] * 6
+    config: Any = GEMMA3.from_gguf(gguf_fields("gemma3", {"attention.sliding_window_pattern": listed}))
+    assert config.kinds == (SLIDING, FULL) * 6
+    with pytest.raises(ArtifactError, match="2 entries for 12 layers"):
+        GEMMA3.from_gguf(gguf_fields("gemma3", {"attention.sliding_window_pattern": [True, False]}))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text"])
+def test_a_config_survives_the_way_through_its_hugging_face_form(model_type: str) -> None:
+    family = family_of(model_type)
+    config = family.from_hf(family.tiny)
+    assert family.from_hf(config.to_hf()) == config
+    assert config.to_hf()["model_type"] in families()
+
+
+def test_unknown_families_are_refused_with_what_is_known() -> None:
+    with pytest.raises(UnsupportedError, match=r"'mamba'.*llama, qwen3"):
+        family_of("mamba")
+    with pytest.raises(UnsupportedError, match="'rwkv'"):
+        family_of_gguf("rwkv")
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model.", ""])
+def test_names_with_the_wrappers_that_checkpoints_use(prefix: str) -> None:
+    checkpoint = MemoryCheckpoint()
+    checkpoint.add(f"{prefix}layers.0.mlp.up_proj.weight", torch.ones(2, 2))
+    named = NamedCheckpoint(checkpoint, DECODER_RULES, 1)
+    found = named.find("model.layers.0.mlp.up_proj.weight")
+    assert found is not None
+    assert found.info.name == f"{prefix}layers.0.mlp.up_proj.weight"
+
+
+def test_tensors_without_a_use_are_reported_not_fatal() -> None:
+    checkpoint = MemoryCheckpoint("gguf")
+    checkpoint.add("token_embd.weight", torch.ones(2, 2))
+    checkpoint.add("something.new", torch.ones(2))
+    named = NamedCheckpoint(checkpoint, DECODER_RULES, 1)
+    assert named.unknown(["model.embed_tokens.weight"]) == ["something.new"]
+
+
+@pytest.mark.parametrize(
+    ("tied", "stored", "uses"),
+    [(True, False, "embedding"), (True, True, "embedding"), (False, True, "head"), (False, False, "refusal")],
+)
+def test_tied_and_untied_heads_in_every_form(tied: bool, stored: bool, uses: str) -> None:
+    torch.manual_seed(0)
+    tiny = {**LLAMA.tiny, "tie_word_embeddings": tied}
+    config = LLAMA.from_hf(tiny)
+    checkpoint = MemoryCheckpoint()
+    for name, shape in config.tensors().items():
+        if name != "lm_head.weight":
+            checkpoint.add(name, torch.randn(shape) * 0.2)
+    head = torch.randn(tiny["vocab_size"], tiny["hidden_size"]) * 0.2
+    if stored:
+        checkpoint.add("lm_head.weight", head)
+    if uses == "refusal":
+        with pytest.raises(ArtifactError, match=r"lm_head\.weight"):
+            make_runner(LLAMA, config, checkpoint)
+        return
+    got = make_runner(LLAMA, config, checkpoint).all_logits(0, [3, 1, 4])
+    oracle = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**tiny, "tie_word_embeddings": False}))
+    state = {
+        name: torch.frombuffer(bytearray(checkpoint.raw(name)), dtype=torch.float32).view(info.shape)
+        for name, info in checkpoint.tensors.items()
+    }
+    state["lm_head.weight"] = head if uses == "head" else state["model.embed_tokens.weight"]
+    oracle.load_state_dict(state)
+    with torch.no_grad():
+        expected = oracle.eval()(torch.tensor([[3, 1, 4]])).logits[0]
+    assert rms(got, expected) < 2e-6

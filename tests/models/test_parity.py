@@ -1,0 +1,168 @@
+"""Every model file against its transformers class on a tiny random config, in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from helpers import MemoryCheckpoint, make_runner, rms
+from hipfire.kernels.launch import Launcher, LaunchRecord
+from hipfire.layers.context import Segment
+from hipfire.models.family import ModelFamily, families
+
+TOLERANCE = 2e-6
+FAMILIES = {family.oracle: family for family in families().values()}
+
+
+def variants() -> list[Any]:
+    """The tiny config of every family, and the variations that a family's config class allows."""
+    extra: dict[str, list[dict[str, Any]]] = {
+        "LlamaForCausalLM": [
+            {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8},
+            {"num_attention_heads": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
+            {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+            {
+                "head_dim": 32,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 10000.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+        ],
+        "Qwen3ForCausalLM": [{"tie_word_embeddings": False, "num_key_value_heads": 1}],
+        "Gemma3ForCausalLM": [
+            {"final_logit_softcapping": 5.0, "num_key_value_heads": 2},
+            {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                }
+            },
+        ],
+    }
+    cases = []
+    for name in FAMILIES:
+        for index, change in enumerate([{}, *extra.get(name, [])]):
+            cases.append(pytest.param(name, change, id=f"{name}-{index}"))
+    return cases
+
+
+def oracle(family: ModelFamily, change: dict[str, Any]) -> Any:
+    torch.manual_seed(7)
+    config = getattr(transformers, family.oracle_config)(**{**family.tiny, **change})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, family.oracle)(config).eval().float()
+    for name, parameter in model.named_parameters():
+        # norms at their initial ones or zeros would hide a wrong offset
+        scale = 0.3 if "norm" in name else 0.2
+        parameter.data += torch.randn_like(parameter) * scale
+    return model
+
+
+def checkpoint_of(model: Any) -> MemoryCheckpoint:
+    checkpoint = MemoryCheckpoint("safetensors", model.config.to_dict())
+    tied = model.config.tie_word_embeddings
+    for name, values in model.state_dict().items():
+        if not (tied and name == "lm_head.weight"):
+            checkpoint.add(name, values)
+    return checkpoint
+
+
+def prompt(model: Any, length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, model.config.vocab_size, (length,), generator=generator).tolist()
+
+
+def reference(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+@pytest.mark.parametrize(("name", "change"), variants())
+def test_logits_equal_transformers_beyond_the_window(name: str, change: dict[str, Any]) -> None:
+    family = FAMILIES[name]
+    model = oracle(family, change)
+    tokens = prompt(model, 61)
+    runner = make_runner(family, family.from_hf(model.config.to_dict()), checkpoint_of(model))
+    assert rms(runner.all_logits(0, tokens), reference(model, tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cached_decode_equals_full_forward(name: str) -> None:
+    family = FAMILIES[name]
+    model = oracle(family, {})
+    tokens = prompt(model, 40)
+    runner = make_runner(family, family.from_hf(model.config.to_dict()), checkpoint_of(model))
+    rows = [runner.prefill(0, tokens[:5])]
+    rows += [runner.decode(0, token, 5 + index) for index, token in enumerate(tokens[5:])]
+    assert rms(torch.stack(rows), reference(model, tokens)[4:]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("chunk", [1, 7, 8, 9, 19])
+def test_chunked_prefill_equals_one_prefill(name: str, chunk: int) -> None:
+    family = FAMILIES[name]
+    model = oracle(family, {})
+    tokens = prompt(model, 2 * 8 + 3)
+    config = family.from_hf(model.config.to_dict())
+    whole = make_runner(family, config, checkpoint_of(model)).all_logits(0, tokens)
+    parts = make_runner(family, config, checkpoint_of(model), chunk=chunk).all_logits(0, tokens)
+    assert rms(parts, whole) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ragged_batch_equals_single_sequences(name: str) -> None:
+    family = FAMILIES[name]
+    model = oracle(family, {})
+    config = family.from_hf(model.config.to_dict())
+    runner = make_runner(family, config, checkpoint_of(model), slots=3)
+    texts = [prompt(model, length, seed=length) for length in (13, 1, 22)]
+    first = [(Segment(slot, 0, len(text)), text) for slot, text in enumerate(texts)]
+    batched = [runner.step(first)]
+    following = prompt(model, 3, seed=99)
+    second = [(Segment(slot, len(text), 1), [following[slot]]) for slot, text in enumerate(texts)]
+    batched.append(runner.step(second))
+    for slot, text in enumerate(texts):
+        expected = reference(model, [*text, following[slot]])[-2:]
+        got = torch.stack([batched[0][slot], batched[1][slot]])
+        assert rms(got, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_launch_is_on_the_tape_with_its_buffers(name: str) -> None:
+    family = FAMILIES[name]
+    model = oracle(family, {})
+    tape: list[LaunchRecord] = []
+    config = family.from_hf(model.config.to_dict())
+    runner = make_runner(family, config, checkpoint_of(model), launcher=Launcher(tape=tape))
+    runner.step([(Segment(0, 0, 3), [1, 2, 3])])
+    layers = config.sizes.layers
+    counts = {op: sum(record.op == op for record in tape) for op in {record.op for record in tape}}
+    assert counts["attention"] == layers
+    assert counts["linear"] == 7 * layers + 1
+    assert counts["kv_write"] == 2 * layers
+    writes = [record for record in tape if record.op == "kv_write"]
+    assert all("cache" in record.writes and "x" in record.reads for record in writes)
+    # what attention reads must have been produced by an earlier launch
+    produced = {buffer.address for record in tape for buffer in record.writes.values()}
+    attention = [record for record in tape if record.op == "attention"]
+    assert all(record.reads[key].address in produced for record in attention for key in ("k", "v"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("mode", "bound"), [("bf16", 2e-2), ("q8", 4e-2)])
+def test_cache_modes_stay_close_to_float(name: str, mode: str, bound: float) -> None:
+    family = FAMILIES[name]
+    model = oracle(family, {"head_dim": 32})
+    tokens = prompt(model, 30)
+    config = family.from_hf(model.config.to_dict())
+    exact = make_runner(family, config, checkpoint_of(model)).all_logits(0, tokens)
+    rounded = make_runner(family, config, checkpoint_of(model), mode=mode, chunk=5).all_logits(0, tokens)
+    assert 1e-5 < rms(rounded, exact) < bound
