@@ -1,0 +1,1 @@
+"""Requests and the offline API."""
