@@ -83,6 +83,10 @@ class Recital:
         self.vocab = vocab
         self.fed: list[tuple[int, int]] = []
 
+    @property
+    def vocab_size(self) -> int:
+        return self.vocab
+
     def __call__(self, tokens: torch.Tensor, step: StepContext) -> torch.Tensor:
         self.fed += list(zip(step.positions.tolist(), tokens.tolist(), strict=True))
         return step.positions[:, None].float()

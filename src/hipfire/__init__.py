@@ -1,6 +1,12 @@
 """hipfire: run large language models on the machine in front of you."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hipfire.base.errors import HipfireError
+    from hipfire.base.sampling import GenerationParams, SamplingParams
+    from hipfire.engine.llm import LLM
+    from hipfire.runtime.load import LoadOptions
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -178,3 +180,41 @@ def test_an_abandoned_stream_cannot_go_on_over_another_ones_cache() -> None:
     assert "".join(second) == "long answ"
     with pytest.raises(ValidationError, match="newer generation"):
         list(first)
+
+
+def test_a_generation_runs_once() -> None:
+    tokens = ids("ask")
+    running = Generation(
+        recite(tokens, ids("hi")), Request(tuple(tokens), GREEDY, GenerationParams(max_tokens=2))
+    )
+    assert "".join(running) == "hi"
+    with pytest.raises(ValidationError, match="already run"):
+        list(running)
+    assert running.completion is not None
+    assert running.completion.text == "hi"
+
+
+@pytest.mark.parametrize("bad", [-1, 2.5, True, "7"])
+def test_prompts_hold_token_ids_only(bad: object) -> None:
+    with pytest.raises(ValidationError, match="not a token id"):
+        Request((5, bad))  # type: ignore[arg-type]
+
+
+def test_ids_beyond_the_vocabulary_are_refused_before_any_work() -> None:
+    loaded = recite([1], [2])
+    with pytest.raises(ValidationError, match="from 0 to 259"):
+        list(Generation(loaded, Request((5, 260), GREEDY, GenerationParams(max_tokens=1))))
+    assert isinstance(loaded.model, Recital)
+    assert loaded.model.fed == []
+
+
+def test_the_time_of_a_slow_reader_does_not_count() -> None:
+    tokens = ids("ask")
+    running = Generation(
+        recite(tokens, ids("abcd")), Request(tuple(tokens), GREEDY, GenerationParams(max_tokens=4))
+    )
+    for _ in running:
+        time.sleep(0.1)
+    assert running.completion is not None
+    assert running.completion.timings.decode < 0.2
+    assert running.completion.timings.decode_tokens == 3

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from helpers import MemoryCheckpoint, make_runner, rms
 from hipfire import LLM, GenerationParams, LoadOptions
 from hipfire.base.errors import ContextLengthError, MemoryLimitError, UnsupportedError, ValidationError
+from hipfire.base.qtypes import QType
 from hipfire.models.family import family_of
+from hipfire.quant.registry import format_of
 from hipfire.runtime import load
 from tiny import write_folder
 
@@ -63,14 +68,80 @@ def test_every_prompt_of_a_list_is_checked_first(folder: Path) -> None:
         llm.generate(["short", "x" * 40], generation=GenerationParams(max_tokens=4))
 
 
-def test_packed_and_decoded_weights_give_the_same_bytes(folder: Path) -> None:
-    replies = [
-        LLM(folder, LoadOptions(kv_cache="f32", residency=residency)).chat(
-            MESSAGES, generation=GenerationParams(max_tokens=12)
-        )
+@pytest.mark.parametrize("embedding", [QType.Q8F16, QType.MQ4G256, QType.MQ4G256V2])
+def test_packed_and_decoded_weights_give_the_same_logits(tmp_path: Path, embedding: QType) -> None:
+    # every matrix rotated, a tied rotated embedding included: products and row look-ups in both residencies
+    change = {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "num_hidden_layers": 2,
+        "tie_word_embeddings": True,
+    }
+    family = family_of("llama")
+    reference = write_folder(tmp_path / "model", family, change)
+    config = family.from_hf(reference.config.to_dict())
+    checkpoint, dense = MemoryCheckpoint(), MemoryCheckpoint()
+    for name, values in reference.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        qtype = embedding if "embed" in name else QType.MQ4G256V2
+        checkpoint.add(name, values, QType.F32 if values.ndim == 1 else qtype)
+        info = checkpoint.tensors[name]
+        data = torch.frombuffer(bytearray(checkpoint.raw(name)), dtype=torch.uint8)
+        dense.add(name, format_of(info.qtype).dense(data, *info.rows_cols).view(info.shape))
+    arms = [
+        make_runner(family, config, checkpoint, residency=residency).all_logits(0, [5, 250, 7, 7])
         for residency in ("decoded", "packed")
     ]
-    assert replies[0].tokens == replies[1].tokens
+    assert torch.equal(arms[0], arms[1])
+    # the same numbers in the original basis, not rotated
+    assert rms(arms[0], make_runner(family, config, dense).all_logits(0, [5, 250, 7, 7])) < 1e-5
+
+
+def test_nothing_of_the_file_stays_open_after_a_decoded_load(folder: Path) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(str(folder))
+
+    def opened() -> int:
+        return sum(
+            str(folder) in str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()
+        )
+
+    llm = LLM(folder, LoadOptions(residency="decoded"))
+    gc.collect()
+    assert (mapped(), opened()) == (0, 0)
+    packed = LLM(folder, LoadOptions(residency="packed"))
+    assert mapped() > 0
+    del llm, packed
+
+
+def test_a_failed_load_leaves_nothing_open(folder: Path) -> None:
+    with pytest.raises(ValidationError):
+        LLM(folder, LoadOptions(max_seq=10**6))
+    gc.collect()
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"max_seq": "64"}, {"max_seq": True}, {"slots": 0}, {"prefill_chunk": 1.5}, {"residency": "foo"}]
+)
+def test_load_options_are_checked(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(bad))):
+        LoadOptions(**bad)
+
+
+def test_a_streams_failure_is_raised_again_by_finish(folder: Path) -> None:
+    llm = LLM(folder)
+    first = llm.stream("a", generation=GenerationParams(max_tokens=30, ignore_eos=True))
+    next(first)
+    llm.generate("b", generation=GenerationParams(max_tokens=1))
+    with pytest.raises(ValidationError, match="newer generation"):
+        list(first)
+    with pytest.raises(ValidationError, match="newer generation"):
+        first.finish()
 
 
 def test_a_base_model_refuses_chat_and_continues_text(tmp_path: Path) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from hipfire.base.errors import InternalError
+from hipfire.base.qtypes import QType
 from hipfire.kernels.kv_cache import KV_WRITE
 from hipfire.kernels.launch import Launcher, LaunchRecord, Op
+from hipfire.kernels.linear import DEQUANTIZE
+from hipfire.quant.registry import format_of
 
 
 def double(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
@@ -16,6 +22,10 @@ def double(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
 
 def fast_double(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
     return x * factor + 1000
+
+
+def apply(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return function(x)
 
 
 BOTH = Op("double", double, {"numba": fast_double})
@@ -55,3 +65,33 @@ def test_the_tape_names_what_ran_and_its_buffers() -> None:
 def test_an_operation_cannot_declare_writes_to_arguments_it_lacks() -> None:
     with pytest.raises(InternalError, match="unknown"):
         Op("broken", double, writes=("y",))
+
+
+def test_a_view_is_recorded_with_its_own_extent() -> None:
+    tape: list[LaunchRecord] = []
+    cache = torch.zeros(3, 4, 1, 2)
+    Launcher(tape=tape).run(KV_WRITE, cache[2], 1, torch.ones(2, 1, 2))
+    written = tape[0].writes["cache"]
+    assert written.address == cache.data_ptr() + 2 * 4 * 2 * 4
+    assert written.nbytes == 4 * 2 * 4
+    # a strided view ends with its last element
+    Launcher(tape=tape).run(BOTH, torch.zeros(4, 6)[:, 2:4])
+    assert tape[1].reads["x"].nbytes == (3 * 6 + 2) * 4
+    Launcher(tape=tape).run(BOTH, torch.zeros(0, 6))
+    assert tape[2].reads["x"].nbytes == 0
+
+
+def test_functions_are_recorded_by_name_so_that_tapes_of_two_processes_agree() -> None:
+    tape: list[LaunchRecord] = []
+    decode = functools.partial(double, factor=3.0)
+    Launcher(tape=tape).run(DEQUANTIZE, torch.ones(1), 1, 1, lambda *_: torch.ones(1))
+    Launcher(tape=tape).run(Op("apply", apply), torch.ones(1), decode)
+    assert "0x" not in str(tape[0].scalars)
+    assert tape[1].scalars["function"] == f"{__name__}.double(factor=3.0)"
+    formats = [format_of(qtype) for qtype in (QType.HFQ4G128, QType.GGUF_Q4_K, QType.F16)]
+    for fmt in formats:
+        packed = torch.zeros(fmt.nbytes(1, 256), dtype=torch.uint8)
+        Launcher(tape=tape).run(DEQUANTIZE, packed, 1, 256, fmt.decode)
+    names = [record.scalars["decode"] for record in tape[2:]]
+    assert all("0x" not in name for name in names)
+    assert len(set(names)) == len(formats)

@@ -1,4 +1,4 @@
-"""Every operation's reference against an independent float64 computation, with poisoned outputs."""
+"""Every operation's reference against an independent float64 computation; cache writes over poison."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import torch
 
 from helpers import rms
 from hipfire.kernels.attention import QUERY_ROWS, attention_ref
-from hipfire.kernels.elementwise import gelu_tanh_mul_ref, silu_mul_ref, softcap_ref
+from hipfire.kernels.elementwise import (
+    add_ref,
+    gather_rows_ref,
+    gelu_tanh_mul_ref,
+    scale_ref,
+    silu_mul_ref,
+    softcap_ref,
+)
 from hipfire.kernels.kv_cache import (
     kv_read_q8_ref,
     kv_read_ref,
@@ -104,6 +111,14 @@ def test_activations() -> None:
     assert rms(silu_mul_ref(gate, up), silu) < 1e-6
     assert rms(gelu_tanh_mul_ref(gate, up), gelu) < 1e-6
     assert rms(softcap_ref(gate, 3.0), 3.0 * torch.tanh(wide / 3.0)) < 1e-6
+
+
+def test_sums_scales_and_gathers_widen_to_float() -> None:
+    x, y = random(3, 50).half(), random(3, 50, seed=1).bfloat16()
+    assert torch.equal(add_ref(x, y), (x.double() + y.double()).float())
+    assert torch.equal(scale_ref(x, 3.0), (x.double() * 3).float())
+    table = random(6, 4)
+    assert torch.equal(gather_rows_ref(table, torch.tensor([5, 0, 5])), table[[5, 0, 5]])
 
 
 @pytest.mark.parametrize("K", [1, 576, 704])

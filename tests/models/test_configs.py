@@ -10,13 +10,15 @@ import torch
 import transformers
 
 from helpers import MemoryCheckpoint, make_runner, rms
-from hipfire.base.errors import ArtifactError, UnsupportedError, ValidationError
+from hipfire.base.errors import ArtifactError, UnsupportedError
 from hipfire.base.types import TensorInfo
 from hipfire.checkpoint.names import DECODER_RULES, NamedCheckpoint
 from hipfire.layers.rope import RopeSpec
 from hipfire.models.family import families, family_of, family_of_gguf
-from hipfire.models.fields import GgufFields
+from hipfire.models.fields import Fields, GgufFields
 from hipfire.models.gemma3 import FULL, SLIDING
+from hipfire.models.rope_fields import hf_rope
+from hipfire.runtime.identify import unused_tensors
 
 LLAMA, QWEN3, GEMMA3 = family_of("llama"), family_of("qwen3"), family_of("gemma3_text")
 
@@ -60,24 +62,92 @@ def test_what_a_model_does_not_implement_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("family", "change", "message"),
     [
-        ({"hidden_size": None}, "hidden_size.*missing"),
-        ({"hidden_size": "64"}, "hidden_size.*'64'"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers.*-1"),
-        ({"num_attention_heads": 2.5}, "num_attention_heads.*2.5"),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings.*not a boolean"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        (LLAMA, {"hidden_size": None}, "hidden_size.*missing"),
+        (LLAMA, {"hidden_size": "64"}, "hidden_size.*'64'"),
+        (LLAMA, {"hidden_size": 10**400}, "hidden_size"),
+        (LLAMA, {"num_hidden_layers": -1}, "num_hidden_layers.*-1"),
+        (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers.*0"),
+        (LLAMA, {"num_hidden_layers": 300000}, "300000, more than 4096"),
+        (LLAMA, {"num_attention_heads": 2.5}, r"num_attention_heads.*2\.5"),
+        (LLAMA, {"num_key_value_heads": 4}, "6 query heads cannot share 4"),
+        (LLAMA, {"head_dim": 13}, "head_dim.*even"),
+        (LLAMA, {"head_dim": 0}, "head_dim"),
+        (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings.*not a boolean"),
+        (LLAMA, {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        (LLAMA, {"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        (LLAMA, {"rope_theta": 0}, "rope_theta"),
+        (LLAMA, {"rope_parameters": 5}, "rope_parameters.*not an object"),
+        (LLAMA, {"rope_parameters": {"rope_type": "linear", "factor": None}}, "factor.*missing"),
+        (LLAMA, {"rope_parameters": {"rope_type": "linear", "factor": [1]}}, "factor"),
+        (LLAMA, {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor"),
+        (LLAMA, {"rope_parameters": {"rope_type": "linear", "factor": "8"}}, "factor"),
+        (GEMMA3, {"layer_types": 3}, "layer_types.*not a list of strings"),
+        (GEMMA3, {"layer_types": [[1], 2, 3, 4]}, "layer_types.*not a list of strings"),
+        (GEMMA3, {"layer_types": [FULL]}, "layer_types.*1 entries for 4 layers"),
+        (GEMMA3, {"sliding_window": 0}, "sliding_window"),
+        (GEMMA3, {"final_logit_softcapping": -3}, "final_logit_softcapping"),
+        (GEMMA3, {"final_logit_softcapping": "30"}, "final_logit_softcapping"),
+        (GEMMA3, {"query_pre_attn_scalar": -4}, "query_pre_attn_scalar"),
+        (GEMMA3, {"rope_parameters": {SLIDING: 1, FULL: {}}}, "rope_parameters"),
+        (GEMMA3, {"rope_parameters": {SLIDING: {"rope_type": "default"}}}, "one entry per layer kind"),
     ],
 )
-def test_damaged_fields_are_named(change: dict[str, Any], message: str) -> None:
+def test_damaged_fields_are_named(family: Any, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ArtifactError, match=message):
-        LLAMA.from_hf({**LLAMA.tiny, **change})
+        family.from_hf({**family.tiny, **change})
+
+
+def test_llama3_factors_that_divide_by_zero_are_damage() -> None:
+    parameters = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 4.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    with pytest.raises(ArtifactError, match=r"high_freq_factor.*4\.0, not above"):
+        LLAMA.from_hf({**LLAMA.tiny, "rope_parameters": parameters})
+
+
+def test_a_null_field_counts_as_absent() -> None:
+    nulls = {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "rope_theta": None}
+    assert LLAMA.from_hf({**LLAMA.tiny, **nulls}) == LLAMA.from_hf(LLAMA.tiny)
+
+
+def test_gemma3_layer_kinds_without_a_base_have_their_own_defaults() -> None:
+    nested = {SLIDING: {"rope_type": "default"}, FULL: {"rope_type": "default"}}
+    config: Any = GEMMA3.from_hf({**GEMMA3.tiny, "rope_parameters": nested})
+    assert config.ropes == {SLIDING: RopeSpec(16, 1e4), FULL: RopeSpec(16, 1e6)}
+
+
+def test_a_multimodal_gemma3_config_may_leave_out_the_class_defaults() -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    config: Any = GEMMA3.from_hf({"model_type": "gemma3", "text_config": text})
+    assert (config.sizes.heads, config.sizes.kv_heads, config.sizes.vocab_size) == (8, 4, 262208)
+    assert (config.sizes.head_dim, config.window, len(config.kinds)) == (256, 1024, 34)
+
+
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, 1.0),
+        ({}, 1.0),
+    ],
+)
+def test_gguf_scaling_keys_of_both_generations(keys: dict[str, Any], factor: float) -> None:
+    config: Any = LLAMA.from_gguf(gguf_fields("llama", keys))
+    assert config.rope.factor == factor
+    assert config.rope.kind == ("linear" if factor != 1 else "default")
 
 
 def test_llama3_scaling_without_its_parameters_is_refused() -> None:
-    with pytest.raises(ValidationError, match="low_freq_factor"):
-        RopeSpec.from_hf(64, {"rope_type": "llama3", "factor": 8.0})
+    with pytest.raises(ArtifactError, match=r"low_freq_factor.*is missing"):
+        hf_rope(Fields({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "config "), 64)
 
 
 def test_llama3_frequencies_equal_transformers() -> None:
@@ -93,7 +163,7 @@ def test_llama3_frequencies_equal_transformers() -> None:
         head_dim=128, rope_parameters=parameters, max_position_embeddings=131072
     )
     expected, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config)
-    table = RopeSpec.from_hf(128, parameters).table()
+    table = hf_rope(Fields({"rope_parameters": parameters}, "config "), 128).table()
     assert torch.allclose(table.inverse_frequencies, expected, rtol=2e-7, atol=0)
     # the factors that GGUF files carry for this scaling run from 1 (kept) to 8 (scaled in full)
     ratio = RopeSpec(128, 500000.0).table().inverse_frequencies / table.inverse_frequencies
@@ -105,6 +175,9 @@ def test_frequency_factors_of_a_gguf_file_divide_the_frequencies() -> None:
     factors = torch.linspace(1.0, 8.0, 6)
     plain = RopeSpec(12, 1000.0).table().inverse_frequencies
     assert torch.equal(RopeSpec(12, 1000.0).table(factors).inverse_frequencies, plain / factors)
+    # a linear scaling that the file declares too applies on top
+    linear = RopeSpec(12, 1000.0, "linear", 4.0)
+    assert torch.equal(linear.table(factors).inverse_frequencies, plain / factors / 4.0)
 
 
 @pytest.mark.parametrize("form", ["scalar", "uniform", "mixed"])
@@ -197,6 +270,39 @@ def test_tensors_without_a_use_are_reported_not_fatal() -> None:
     checkpoint.add("something.new", torch.ones(2))
     named = NamedCheckpoint(checkpoint, DECODER_RULES, 1)
     assert named.unknown(["model.embed_tokens.weight"]) == ["something.new"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "model.layers.0.self_attn.q_proj.bias",
+        "layers.0.self_attn.q_proj.bias",
+        "model.layers.0.self_attn.q_norm.weight",
+        "model.layers.3.mlp.up_proj.weight",
+        "lm_head.bias",
+        "model.language_model.layers.1.self_attn.k_proj.bias",
+    ],
+)
+def test_a_part_of_the_text_model_that_would_be_left_out_is_refused(extra: str) -> None:
+    config = LLAMA.from_hf(LLAMA.tiny)
+    checkpoint = MemoryCheckpoint()
+    for name, shape in config.tensors().items():
+        checkpoint.add_raw(name, 2, shape, b"")
+    checkpoint.add_raw(extra, 2, (3,), b"")
+    with pytest.raises(UnsupportedError, match="such as"):
+        unused_tensors(NamedCheckpoint(checkpoint, LLAMA.names, config.sizes.layers), config)
+
+
+def test_other_unused_tensors_are_listed() -> None:
+    config = LLAMA.from_hf({**LLAMA.tiny, "tie_word_embeddings": True})
+    checkpoint = MemoryCheckpoint()
+    for name, shape in config.tensors().items():
+        checkpoint.add_raw(name, 2, shape, b"")
+    others = ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "vision_tower.layers.0.bias"]
+    for name in others:
+        checkpoint.add_raw(name, 2, (3,), b"")
+    named = NamedCheckpoint(checkpoint, LLAMA.names, config.sizes.layers)
+    assert unused_tensors(named, config) == others
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,24 @@ def test_cache_modes_stay_close_to_float(name: str, mode: str, bound: float) -> 
     exact = make_runner(family, config, checkpoint_of(model)).all_logits(0, tokens)
     rounded = make_runner(family, config, checkpoint_of(model), mode=mode, chunk=5).all_logits(0, tokens)
     assert 1e-5 < rms(rounded, exact) < bound
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("mode", ["f32", "bf16", "q8"])
+def test_slots_do_not_touch_each_other_in_any_cache_mode(name: str, mode: str) -> None:
+    family = FAMILIES[name]
+    model = oracle(family, {"head_dim": 32})
+    config = family.from_hf(model.config.to_dict())
+    texts = [prompt(model, length, seed=length) for length in (23, 9)]
+    together = make_runner(family, config, checkpoint_of(model), mode=mode, slots=2, chunk=5)
+    for slot in (0, 1):
+        together.prefill(slot, texts[slot][:5])
+    rows = []
+    for slot in (0, 1):
+        rest = texts[slot][5:]
+        rows.append(together.step([(Segment(slot, 5, len(rest)), rest)], every_row=True))
+    for slot in (0, 1):
+        alone = make_runner(family, config, checkpoint_of(model), mode=mode, chunk=5)
+        alone.prefill(0, texts[slot][:5])
+        rest = texts[slot][5:]
+        assert torch.equal(alone.step([(Segment(0, 5, len(rest)), rest)], every_row=True), rows[slot])

@@ -57,3 +57,51 @@ def test_the_last_row_of_every_segment_is_scored() -> None:
     rows = running.step([(Segment(0, 0, 2), [1, 2])], every_row=True)
     assert rows.argmax(-1).tolist() == [2, 3]
     assert torch.isfinite(rows).all()
+
+
+@pytest.mark.parametrize(
+    ("segment", "tokens", "message"),
+    [
+        (Segment(1, 0, 1), [1], "slot 1 does not exist"),
+        (Segment(-1, 0, 1), [1], "slot -1 does not exist"),
+        (Segment(0, -3, 1), [1], "position -3"),
+        (Segment(0, 4, 1), [1], "position 4 of slot 0 does not follow"),
+        (Segment(0, 0, 1), [260], "from 0 to 259"),
+        (Segment(0, 0, 1), [-1], "from 0 to 259"),
+    ],
+)
+def test_batches_that_would_touch_others_are_refused(
+    segment: Segment, tokens: list[int], message: str
+) -> None:
+    running = runner()
+    with pytest.raises(ValidationError, match=message):
+        running.step([(segment, tokens)])
+    assert running.model.fed == []  # type: ignore[attr-defined]
+
+
+def test_one_slot_twice_in_a_step_must_go_on_where_it_ended() -> None:
+    running = runner()
+    with pytest.raises(ValidationError, match="position 0 of slot 0"):
+        running.step([(Segment(0, 0, 2), [1, 2]), (Segment(0, 0, 2), [1, 2])])
+    with pytest.raises(ValidationError, match="at least one segment"):
+        running.step([])
+
+
+def test_a_sequence_may_be_continued_rewound_and_restarted() -> None:
+    running = runner()
+    running.prefill(0, [1, 2, 3, 4])
+    running.prefill(0, [9], 2)
+    with pytest.raises(ValidationError, match="position 4"):
+        running.decode(0, 1, 4)
+    running.decode(0, 1, 3)
+    running.prefill(0, [5])
+
+
+def test_a_text_that_does_not_fit_is_refused_whole() -> None:
+    running = runner()
+    with pytest.raises(ContextLengthError) as caught:
+        running.all_logits(0, list(range(17)))
+    assert caught.value.requested == 17
+    assert running.model.fed == []  # type: ignore[attr-defined]
+    with pytest.raises(ValidationError, match="no tokens"):
+        running.all_logits(0, [])

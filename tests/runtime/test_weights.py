@@ -143,6 +143,13 @@ def test_missing_and_misshapen_tensors_are_named_with_both_shapes() -> None:
         source(checkpoint).matrix("model.layers.0.mlp.down_proj.weight", 4, 8)
 
 
+def test_bytes_that_do_not_fit_the_shape_name_tensor_and_file() -> None:
+    checkpoint = MemoryCheckpoint("hfq")
+    checkpoint.add_raw(NAME, QType.MQ4G256V2, (4, 256), bytes(408))
+    with pytest.raises(ArtifactError, match=r"memory: tensor model\.layers\.0.*544.*408"):
+        source(checkpoint).matrix(NAME, 4, 256)
+
+
 def test_a_type_that_nothing_decodes_is_refused() -> None:
     checkpoint = MemoryCheckpoint("hfq")
     checkpoint.add_raw(NAME, 29, (2, 2), bytes(4))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from hipfire.base.errors import ValidationError
 from hipfire.engine.request import (
     Completion,
     FinishReason,
@@ -54,6 +55,8 @@ class Generation:
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._completion: Completion | None = None
+        self._started = False
+        self._prefill = self._decoding = 0.0
 
     @property
     def completion(self) -> Completion | None:
@@ -61,18 +64,18 @@ class Generation:
         return self._completion
 
     def __iter__(self) -> Iterator[str]:
-        """Run the generation, yielding non-empty pieces of text."""
-        began = time.perf_counter()
+        """Run the generation, yielding non-empty pieces of text; it can be run once."""
+        if self._started:
+            raise ValidationError("this generation has already run", hint="start a new one")
+        self._started = True
         runner = self._loaded.runner
         runner.claim(self._slot, self)
+        began = time.perf_counter()
         logits = runner.prefill(self._slot, self._request.prompt)
-        prefilled = time.perf_counter()
-        first_token = prefilled
+        self._prefill = time.perf_counter() - began
         reason: FinishReason = "length"
         while len(self._tokens) < self._budget:
             token = self._draw(logits)
-            if len(self._tokens) == 1:
-                first_token = time.perf_counter()
             if token in self._loaded.end_ids and not self._request.generation.ignore_eos:
                 reason = "stop"
                 break
@@ -82,15 +85,19 @@ class Generation:
                 reason = "stop"
                 break
             if len(self._tokens) < self._budget:
-                position = len(self._request.prompt) + len(self._tokens) - 1
-                runner.hold(self._slot, self)
-                logits = runner.decode(self._slot, token, position)
-        ended = time.perf_counter()
-        yield from self._finish(reason, began, prefilled, first_token, ended)
+                logits = self._decode(token)
+        yield from self._finish(reason)
 
-    def _finish(
-        self, reason: FinishReason, began: float, prefilled: float, first_token: float, ended: float
-    ) -> Iterator[str]:
+    def _decode(self, token: int) -> torch.Tensor:
+        runner = self._loaded.runner
+        runner.hold(self._slot, self)
+        # only the engine's own work counts: what the reader does between pieces does not
+        began = time.perf_counter()
+        logits = runner.decode(self._slot, token, len(self._history) - 1)
+        self._decoding += time.perf_counter() - began
+        return logits
+
+    def _finish(self, reason: FinishReason) -> Iterator[str]:
         if self._stops.matched is None:
             yield from self._emit(self._stops.push(self._detokenizer.flush()).text)
             last = self._stops.flush()
@@ -103,16 +110,15 @@ class Generation:
             finish_reason=reason,
             stop=self._stops.matched,
             seed=self._sampler.seed,
-            timings=Timings(
-                prefill=prefilled - began,
-                decode=ended - first_token,
-                decode_tokens=max(0, len(self._tokens) - 1),
-            ),
+            timings=Timings(self._prefill, self._decoding, max(0, len(self._tokens) - 1)),
             logprobs=tuple(self._logprobs),
         )
 
     def _draw(self, logits: torch.Tensor) -> int:
+        began = time.perf_counter()
         sampled = self._sampler.sample(logits, self._history)
+        if self._tokens:
+            self._decoding += time.perf_counter() - began
         wanted = self._request.generation.top_logprobs
         if wanted is not None:
             self._logprobs.append(self._scored(sampled, logits, wanted))

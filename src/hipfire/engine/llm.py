@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, overload
 
-from hipfire.base.errors import UnsupportedError
+from hipfire.base.errors import HipfireError, UnsupportedError, ValidationError
 from hipfire.base.sampling import GenerationParams, SamplingParams
 from hipfire.checkpoint.library import find_model
 from hipfire.engine.generate import Generation
@@ -23,12 +23,17 @@ class TextStream:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._pieces = iter(generation)
+        self._failure: HipfireError | None = None
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        try:
+            return next(self._pieces)
+        except HipfireError as error:
+            self._failure = error
+            raise
 
     @property
     def completion(self) -> Completion | None:
@@ -36,12 +41,15 @@ class TextStream:
         return self._generation.completion
 
     def finish(self) -> Completion:
-        """Run to the end, dropping the remaining pieces, and return the reply."""
+        """Run to the end, dropping the remaining pieces, and return the reply.
+
+        Raises what ended the stream early, also if that was raised before.
+        """
         for _ in self:
             pass
         completion = self._generation.completion
         if completion is None:
-            raise UnsupportedError("this stream was closed before it ended", hint="start a new one")
+            raise self._failure or ValidationError("this stream was interrupted", hint="start a new one")
         return completion
 
 

@@ -22,6 +22,11 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     generation: GenerationParams = field(default_factory=GenerationParams)
 
+    def __post_init__(self) -> None:
+        for token in self.prompt:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise ValidationError(f"{token!r} is not a token id", hint="use ids from the tokenizer")
+
     def token_budget(self, max_seq: int) -> int:
         """Return how many tokens may be generated in a context of `max_seq`.
 

@@ -27,24 +27,36 @@ def attention_ref(
     S, kv_heads, _ = k.shape
     keys = k.float().transpose(0, 1)  # [KV, S, D]
     values = v.float().transpose(0, 1)
-    queries = q.float().reshape(T, kv_heads, H // kv_heads, D)
-    out = torch.empty(T, kv_heads, H // kv_heads, D, dtype=torch.float32, device=q.device)
+    queries = q.float().reshape(T, kv_heads, H // kv_heads, D).permute(1, 2, 0, 3)  # [KV, G, T, D]
+    out = torch.empty(kv_heads, H // kv_heads, T, D, dtype=torch.float32, device=q.device)
     for begin in range(0, T, QUERY_ROWS):
         end = min(begin + QUERY_ROWS, T)
-        first_seen = 0 if window is None else max(0, S - T + begin - window + 1)
-        last_seen = S - T + end
-        rows = torch.arange(S - T + begin, last_seen, device=q.device)
-        columns = torch.arange(first_seen, last_seen, device=q.device)
-        hidden = columns[None, :] > rows[:, None]
-        if window is not None:
-            hidden |= columns[None, :] <= rows[:, None] - window
-        block = queries[begin:end].permute(1, 2, 0, 3).reshape(kv_heads, -1, D)  # [KV, G * rows, D]
-        scores = torch.matmul(block, keys[:, first_seen:last_seen].transpose(1, 2)) * scale
-        scores = scores.view(kv_heads, H // kv_heads, end - begin, -1).masked_fill_(hidden, float("-inf"))
-        weights = torch.softmax(scores, dim=-1).view(kv_heads, -1, last_seen - first_seen)
-        mixed = torch.matmul(weights, values[:, first_seen:last_seen])
-        out[begin:end] = mixed.view(kv_heads, H // kv_heads, end - begin, D).permute(2, 0, 1, 3)
-    return out.view(T, H, D)
+        first = 0 if window is None else max(0, S - T + begin - window + 1)
+        last = S - T + end
+        out[:, :, begin:end] = _attend_rows(
+            queries[:, :, begin:end],
+            keys[:, first:last],
+            values[:, first:last],
+            S - T + begin - first,
+            scale,
+            window,
+        )
+    return out.permute(2, 0, 1, 3).reshape(T, H, D)
+
+
+def _attend_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int, scale: float, window: int | None
+) -> torch.Tensor:
+    """Attend q [KV, G, R, D], the first of them at row `offset` of k and v [KV, S, D]; returns q's shape."""
+    groups, rows = q.shape[1], q.shape[2]
+    positions = torch.arange(offset, offset + rows, device=q.device)[:, None]
+    columns = torch.arange(k.shape[1], device=q.device)[None, :]
+    hidden = columns > positions
+    if window is not None:
+        hidden |= columns <= positions - window
+    scores = torch.matmul(q.flatten(1, 2), k.transpose(1, 2)) * scale
+    scores.view(-1, groups, rows, k.shape[1]).masked_fill_(hidden, float("-inf"))
+    return torch.matmul(torch.softmax(scores, dim=-1), v).view(q.shape)
 
 
 ATTENTION = Op("attention", attention_ref)

@@ -7,6 +7,7 @@ buffers. Replay, hazard analysis, profiles and parity reports read that record. 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,10 @@ PREFERENCE: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A tensor as the tape sees it: where it lies and how it is read, not what is in it."""
+    """A tensor as the tape sees it: where it lies and how it is read, not what is in it.
+
+    `nbytes` counts from its first element to the end of its last.
+    """
 
     address: int
     nbytes: int
@@ -37,7 +41,7 @@ class Buffer:
 class LaunchRecord:
     """One launch: names the operation and implementation, and the buffers by argument name.
 
-    `scalars` holds every argument that is not a tensor, printed with `repr`.
+    `scalars` holds every argument that is not a tensor, as text that is the same in every process.
     """
 
     op: str
@@ -72,12 +76,29 @@ class Op:
 
 
 def _buffer(tensor: torch.Tensor) -> Buffer:
+    """Describe a view: from its first element to its last, not the storage that it may be a part of."""
+    span = 0
+    if tensor.numel():
+        span = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
     return Buffer(
         address=tensor.data_ptr(),
-        nbytes=tensor.untyped_storage().nbytes() if tensor.numel() else 0,
+        nbytes=span * tensor.element_size(),
         dtype=str(tensor.dtype),
         shape=tuple(tensor.shape),
     )
+
+
+def _scalar(value: Any) -> str:
+    """Print an argument the same way in every process: functions by name, not by address."""
+    if isinstance(value, functools.partial):
+        arguments = [_scalar(item) for item in value.args]
+        arguments += [f"{name}={_scalar(item)}" for name, item in sorted(value.keywords.items())]
+        return f"{_scalar(value.func)}({', '.join(arguments)})"
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return repr(value)
 
 
 class Launcher:
@@ -123,7 +144,7 @@ class Launcher:
         scalars: dict[str, str] = {}
         for argument, value in bound.arguments.items():
             if not isinstance(value, torch.Tensor):
-                scalars[argument] = repr(value)
+                scalars[argument] = _scalar(value)
             elif argument in op.writes:
                 writes[argument] = _buffer(value)
             else:

@@ -57,6 +57,11 @@ class Decoder:
         self.head = Linear(head)
         self.softcap = softcap
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding."""
+        return self.embed.weight.rows
+
     def __call__(self, tokens: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Return the hidden states [T, hidden] of the step's tokens [T], before the final norm."""
         x = self.embed(tokens, step)

@@ -7,10 +7,11 @@ from, and whether they are decoded once or at every use, is the loader's busines
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from hipfire.base.errors import InternalError
 from hipfire.kernels.elementwise import GATHER_ROWS
 from hipfire.kernels.fwht import INVERSE_FWHT
 from hipfire.kernels.launch import Launcher
@@ -22,36 +23,46 @@ from hipfire.quant.format import WeightFormat
 class Weight:
     """A [rows, cols] matrix in its format.
 
-    `data` is uint8 [rows, bytes of a row] in the row-safe layout. `resident`, if present, is the float32
-    matrix in the stored basis (rotated formats stay rotated), decoded once at load.
+    It holds one of two: `data`, uint8 [rows, bytes of a row] in the row-safe layout, decoded at every use, or
+    `resident`, the float32 matrix in the stored basis (rotated formats stay rotated), decoded once at load.
     """
 
     format: WeightFormat
-    data: torch.Tensor
     rows: int
     cols: int
+    data: torch.Tensor | None = None
     resident: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.data is None) == (self.resident is None):
+            raise InternalError("a weight holds either packed bytes or a decoded matrix")
 
     def matrix(self, launcher: Launcher) -> torch.Tensor:
         """Return float32 [rows, cols] in the stored basis, decoding it now unless it is resident."""
-        if self.resident is not None:
-            return self.resident
-        decoded: torch.Tensor = launcher.run(
-            DEQUANTIZE, self.data.flatten(), self.rows, self.cols, self.format.decode
-        )
-        return decoded
+        if self.data is None:
+            return self._resident()
+        return self._decoded(launcher, self.data)
 
     def select(self, launcher: Launcher, rows: torch.Tensor) -> torch.Tensor:
         """Return float32 [T, cols] of the given rows [T] in the original basis."""
-        if self.resident is not None:
-            picked: Any = launcher.run(GATHER_ROWS, self.resident, rows)
+        if self.data is None:
+            picked = launcher.run(GATHER_ROWS, self._resident(), rows)
         else:
-            packed = launcher.run(GATHER_ROWS, self.data, rows)
-            picked = launcher.run(
-                DEQUANTIZE, packed.flatten(), packed.shape[0], self.cols, self.format.decode
-            )
+            picked = self._decoded(launcher, launcher.run(GATHER_ROWS, self.data, rows))
         result: torch.Tensor = launcher.run(INVERSE_FWHT, picked) if self.format.rotated else picked
         return result
+
+    def _resident(self) -> torch.Tensor:
+        if self.resident is None:
+            raise InternalError("a weight lost its decoded matrix")
+        return self.resident
+
+    def _decoded(self, launcher: Launcher, packed: torch.Tensor) -> torch.Tensor:
+        rows = packed.shape[0]
+        decoded: torch.Tensor = launcher.run(
+            DEQUANTIZE, packed.flatten(), rows, self.cols, self.format.decode
+        )
+        return decoded
 
 
 class WeightSource(Protocol):

@@ -37,8 +37,8 @@ class ModelConfig(Protocol):
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Return the canonical names and shapes of all tensors that the model reads."""
 
-    def optional_tensors(self) -> Sequence[str]:
-        """Return the canonical names of tensors that the model uses where a checkpoint has them."""
+    def optional_tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the names and shapes of tensors that the model uses where a checkpoint has them."""
 
     def to_hf(self) -> dict[str, Any]:
         """Return the configuration in the form of a Hugging Face `config.json`."""
@@ -46,6 +46,10 @@ class ModelConfig(Protocol):
 
 class Model(Protocol):
     """A model with its weights; it holds no state of any sequence."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding: ids run from 0 to below this."""
 
     def __call__(self, tokens: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Return the final hidden states [T, hidden] of the step's tokens [T]."""

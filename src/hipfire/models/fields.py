@@ -6,14 +6,16 @@ A missing or ill-typed field is an `ArtifactError` that names it; a value that t
 
 from __future__ import annotations
 
-import math
+import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final
 
 from hipfire.base.errors import ArtifactError, UnsupportedError
 from hipfire.base.types import TensorInfo
 
-Number = TypeVar("Number", int, float)
+# no size of a real model comes near these; larger ones are damage, and would cost time before they show
+LARGEST: Final = 2**31 - 1
+LARGEST_NUMBER: Final = 1e30
 
 
 class Fields:
@@ -38,34 +40,56 @@ class Fields:
         return self.values.get(self.prefix + key, default)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return a non-negative integer."""
-        return self._number(key, default, int)
+        """Return an integer of at least one."""
+        return _integer(self._present(key, default), self.name(key))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number as float."""
-        return self._number(key, default, float)
+        """Return a finite number above zero."""
+        return _positive(self._present(key, default), self.name(key))
+
+    def optional_number(self, key: str) -> float | None:
+        """Return a finite number above zero, or None if the field is absent."""
+        value = self.get(key)
+        return None if value is None else _positive(value, self.name(key))
+
+    def strings(self, key: str) -> list[str] | None:
+        """Return a list of strings, or None if the field is absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ArtifactError(f"is {value!r}, not a list of strings", field=self.name(key))
+        return value
+
+    def nested(self, key: str) -> Fields | None:
+        """Return the object under `key` as fields, or None if it is absent or empty."""
+        value = self.get(key)
+        if value is None or value == {}:
+            return None
+        if not isinstance(value, Mapping):
+            raise ArtifactError(f"is {value!r}, not an object", field=self.name(key))
+        return Fields(value, f"{self.name(key)}.")
 
     def boolean(self, key: str, default: bool) -> bool:
         """Return a boolean."""
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise ArtifactError(f"is {value!r}, not a boolean", field=self._name(key))
+            raise ArtifactError(f"is {value!r}, not a boolean", field=self.name(key))
         return value
 
-    def per_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
-        """Return one integer per layer; a scalar stands for all layers."""
-        value = self.get(key)
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            if len(value) != layers:
-                raise ArtifactError(f"has {len(value)} entries for {layers} layers", field=self._name(key))
-            return [_checked(item, int, self._name(key)) for item in value]
-        return [self.integer(key, default)] * layers
-
     def uniform(self, key: str, layers: int, default: int | None = None) -> int:
-        """Return the one value that all layers share; UnsupportedError if they differ."""
-        values = set(self.per_layer(key, layers, default))
-        if len(values) != 1:
-            raise UnsupportedError(f"{self._name(key)} differs between layers: {sorted(values)}")
+        """Return the one value that all layers share, stored as a scalar or as one entry per layer.
+
+        Raises UnsupportedError if layers differ.
+        """
+        value = self.get(key)
+        if not isinstance(value, list):
+            return self.integer(key, default)
+        if len(value) != layers:
+            raise ArtifactError(f"has {len(value)} entries for {layers} layers", field=self.name(key))
+        values = {_integer(item, self.name(key)) for item in value}
+        if len(values) > 1:
+            raise UnsupportedError(f"{self.name(key)} differs between layers: {sorted(values)}")
         return values.pop()
 
     def require(self, key: str, allowed: Sequence[Any], default: Any = None) -> Any:
@@ -73,19 +97,20 @@ class Fields:
         value = self.get(key, default)
         if value not in allowed:
             raise UnsupportedError(
-                f"{self._name(key)} = {value!r} is not supported",
+                f"{self.name(key)} = {value!r} is not supported",
                 hint=f"supported: {', '.join(repr(item) for item in allowed)}",
             )
         return value
 
-    def _number(self, key: str, default: Number | None, kind: type[Number]) -> Number:
+    def name(self, key: str) -> str:
+        """Return the field's name for messages."""
+        return f"{self.what}{self.prefix}{key}"
+
+    def _present(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
-            raise ArtifactError("is missing", field=self._name(key), hint="the checkpoint is incomplete")
-        return _checked(value, kind, self._name(key))
-
-    def _name(self, key: str) -> str:
-        return f"{self.what} {self.prefix}{key}"
+            raise ArtifactError("is missing", field=self.name(key), hint="the checkpoint is incomplete")
+        return value
 
 
 class GgufFields(Fields):
@@ -93,7 +118,7 @@ class GgufFields(Fields):
 
     def __init__(self, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
         self.architecture = str(metadata.get("general.architecture", ""))
-        super().__init__(metadata, "GGUF key", f"{self.architecture}.")
+        super().__init__(metadata, "GGUF key ", f"{self.architecture}.")
         self.tensors = tensors
 
     def vocab_rows(self) -> int:
@@ -111,34 +136,23 @@ def text_fields(config: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
     """
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
-        return Fields(nested, "config.json text_config", defaults=defaults)
-    return Fields(config, "config.json", defaults=defaults)
+        return Fields(nested, "config.json text_config.", defaults=defaults)
+    return Fields(config, "config.json ", defaults=defaults)
 
 
-def rope_parameters(fields: Fields, theta: float = 10000.0) -> dict[str, Any]:
-    """Return one `rope_parameters` object from the current or the older pair of config keys."""
-    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise ArtifactError(f"is {parameters!r}, not an object", field="config.json rope_parameters")
-    merged = dict(parameters)
-    merged.setdefault("rope_theta", fields.number("rope_theta", theta))
-    return merged
+def _integer(value: Any, name: str) -> int:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or not 1 <= value <= LARGEST:
+        raise ArtifactError(f"is {_shown(value)}, not an integer from 1 to {LARGEST}", field=name)
+    return int(value)
 
 
-def gguf_rope_parameters(fields: GgufFields, theta: float) -> dict[str, Any]:
-    """Return the `rope_parameters` object that a GGUF file's rope keys mean."""
-    parameters: dict[str, Any] = {"rope_theta": fields.number("rope.freq_base", theta)}
-    kind = fields.get("rope.scaling.type", "none")
-    if kind != "none":
-        parameters["rope_type"] = kind
-        parameters["factor"] = fields.number("rope.scaling.factor")
-    elif fields.get("rope.scaling.factor", 1.0) != 1.0:
-        parameters.update(rope_type="linear", factor=fields.number("rope.scaling.factor"))
-    return parameters
+def _positive(value: Any, name: str) -> float:
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not usable or not 0 < value < LARGEST_NUMBER:
+        raise ArtifactError(f"is {_shown(value)}, not a number above zero", field=name)
+    return float(value)
 
 
-def _checked(value: Any, kind: type[Number], name: str) -> Number:
-    plain = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not plain or (kind is int and (value != int(value) or value < 0)):
-        raise ArtifactError(f"is {value!r}, not a usable {kind.__name__}", field=name)
-    return kind(value)
+def _shown(value: Any) -> str:
+    return reprlib.repr(value)

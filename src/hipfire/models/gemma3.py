@@ -7,7 +7,7 @@ position scaling.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ from hipfire.layers.norm import RmsNorm
 from hipfire.layers.rope import RopeSpec
 from hipfire.layers.weights import WeightSource
 from hipfire.models.family import ModelFamily
-from hipfire.models.fields import Fields, GgufFields, gguf_rope_parameters, rope_parameters, text_fields
+from hipfire.models.fields import Fields, GgufFields, text_fields
+from hipfire.models.rope_fields import gguf_rope, hf_rope, rope_object
 from hipfire.models.sizes import Sizes
 
 MODEL_TYPES = ("gemma3_text", "gemma3")
@@ -87,7 +88,7 @@ class Config:
             window=fields.integer("sliding_window", 4096),
             query_scalar=fields.number("query_pre_attn_scalar", 256.0),
             ropes=_hf_ropes(fields, sizes.head_dim),
-            softcap=fields.get("final_logit_softcapping"),
+            softcap=fields.optional_number("final_logit_softcapping"),
         )
 
     @classmethod
@@ -114,9 +115,9 @@ class Config:
             query_scalar=scalar,
             ropes={
                 SLIDING: RopeSpec(dims, sliding_theta),
-                FULL: RopeSpec.from_hf(dims, gguf_rope_parameters(fields, FULL_THETA)),
+                FULL: gguf_rope(fields, dims, FULL_THETA),
             },
-            softcap=fields.get("final_logit_softcapping"),
+            softcap=fields.optional_number("final_logit_softcapping"),
         )
 
     def attention_shape(self, kind: str) -> AttentionShape:
@@ -137,9 +138,9 @@ class Config:
         block = {**norms, **attention, **mlp_tensors(s.hidden, s.intermediate)}
         return decoder_tensors(s.vocab_size, s.hidden, [block] * s.layers, tied=s.tied)
 
-    def optional_tensors(self) -> Sequence[str]:
-        """Return the canonical names of tensors that the model uses where a checkpoint has them."""
-        return ()
+    def optional_tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the tensors that the model uses where a checkpoint has them."""
+        return {}
 
     def to_hf(self) -> dict[str, Any]:
         """Return the configuration in the form of a Hugging Face `config.json`."""
@@ -157,15 +158,17 @@ class Config:
 
 
 def _patterned(layers: int, period: int) -> tuple[str, ...]:
-    return tuple(FULL if period and (index + 1) % period == 0 else SLIDING for index in range(layers))
+    return tuple(FULL if (index + 1) % period == 0 else SLIDING for index in range(layers))
 
 
 def _layer_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
-    listed = fields.get("layer_types")
+    listed = fields.strings("layer_types")
     if listed is None:
         return _patterned(layers, fields.integer("sliding_window_pattern", PATTERN))
     if len(listed) != layers:
-        raise ArtifactError(f"has {len(listed)} entries for {layers} layers", field="config.json layer_types")
+        raise ArtifactError(
+            f"has {len(listed)} entries for {layers} layers", field=fields.name("layer_types")
+        )
     unknown = set(listed) - {SLIDING, FULL}
     if unknown:
         raise UnsupportedError(f"layer types {sorted(unknown)} are not supported")
@@ -173,15 +176,18 @@ def _layer_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _hf_ropes(fields: Fields, dims: int) -> dict[str, RopeSpec]:
-    nested = fields.get("rope_parameters") or {}
-    if SLIDING in nested or FULL in nested:
-        if SLIDING not in nested or FULL not in nested:
-            raise ArtifactError("needs one entry per layer kind", field="config.json rope_parameters")
-        return {kind: RopeSpec.from_hf(dims, nested[kind]) for kind in (SLIDING, FULL)}
+    nested = fields.nested("rope_parameters")
+    if nested is not None and (SLIDING in nested.values or FULL in nested.values):
+        sliding, full = nested.nested(SLIDING), nested.nested(FULL)
+        if sliding is None or full is None:
+            raise ArtifactError("needs one entry per layer kind", field=fields.name("rope_parameters"))
+        return {
+            SLIDING: rope_object(sliding, dims, SLIDING_THETA),
+            FULL: rope_object(full, dims, FULL_THETA),
+        }
     # older configs: the scaling belongs to the full layers alone
     sliding_theta = fields.number("rope_local_base_freq", SLIDING_THETA)
-    full = RopeSpec.from_hf(dims, rope_parameters(fields, FULL_THETA))
-    return {SLIDING: RopeSpec(dims, sliding_theta), FULL: full}
+    return {SLIDING: RopeSpec(dims, sliding_theta), FULL: hf_rope(fields, dims, FULL_THETA)}
 
 
 class SandwichBlock:

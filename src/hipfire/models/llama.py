@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from hipfire.layers.norm import RmsNorm
 from hipfire.layers.rope import RopeSpec
 from hipfire.layers.weights import WeightSource
 from hipfire.models.family import ModelFamily
-from hipfire.models.fields import GgufFields, gguf_rope_parameters, rope_parameters, text_fields
+from hipfire.models.fields import GgufFields, text_fields
+from hipfire.models.rope_fields import gguf_rope, hf_rope
 from hipfire.models.sizes import Sizes
 
 MODEL_TYPES = ("llama",)
@@ -48,13 +49,13 @@ class Config:
         fields.require("mlp_bias", (False,), False)
         fields.require("partial_rotary_factor", (1.0,), 1.0)
         sizes = Sizes.from_hf(fields, head_dim=None, max_positions=2048, tied=False)
-        return cls(sizes, RopeSpec.from_hf(sizes.head_dim, rope_parameters(fields)))
+        return cls(sizes, hf_rope(fields, sizes.head_dim))
 
     @classmethod
     def from_gguf(cls, fields: GgufFields) -> Config:
         """Read the metadata of a GGUF file of this architecture."""
         sizes = Sizes.from_gguf(fields)
-        return cls(sizes, RopeSpec.from_hf(sizes.head_dim, gguf_rope_parameters(fields, 10000.0)))
+        return cls(sizes, gguf_rope(fields, sizes.head_dim, 10000.0))
 
     def attention_shape(self) -> AttentionShape:
         """Return the sizes of every layer's attention."""
@@ -76,9 +77,9 @@ class Config:
         }
         return decoder_tensors(s.vocab_size, s.hidden, [block] * s.layers, tied=s.tied)
 
-    def optional_tensors(self) -> Sequence[str]:
-        """Return the canonical names of tensors that the model uses where a checkpoint has them."""
-        return (ROPE_FACTORS,)
+    def optional_tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the tensors that the model uses where a checkpoint has them."""
+        return {ROPE_FACTORS: (self.sizes.head_dim // 2,)}
 
     def to_hf(self) -> dict[str, Any]:
         """Return the configuration in the form of a Hugging Face `config.json`."""

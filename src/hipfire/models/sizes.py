@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hipfire.base.errors import ArtifactError
 from hipfire.models.fields import Fields, GgufFields
+
+# names are expanded layer by layer, so a hostile count must be refused before that
+MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,17 @@ class Sizes:
     eps: float
     max_positions: int
     tied: bool
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ArtifactError(
+                f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly",
+                field="config",
+            )
+        if self.head_dim % 2:
+            raise ArtifactError(f"is {self.head_dim}, but rotary pairs need an even size", field="head_dim")
+        if self.layers > MOST_LAYERS:
+            raise ArtifactError(f"is {self.layers}, more than {MOST_LAYERS}", field="number of layers")
 
     @classmethod
     def from_hf(

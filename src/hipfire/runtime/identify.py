@@ -16,7 +16,13 @@ from hipfire.checkpoint.source import Checkpoint
 from hipfire.models.family import ModelConfig, ModelFamily, family_of, family_of_gguf
 from hipfire.models.fields import GgufFields
 
-LAYER_NAME = re.compile(r"(blk|model\.layers|(model\.)?language_model\.(model\.)?layers)\.\d+\.")
+# tensors of the text model, under the names of GGUF files and of checkpoints with and without wrappers
+TEXT_MODEL = re.compile(
+    r"blk\.\d+\.|output(_norm)?\.|token_embd\.|rope_"
+    r"|(language_model\.)?(model\.)?(language_model\.)?(layers\.\d+\.|norm\.|embed_tokens\.|lm_head\.)"
+)
+# buffers that older checkpoints store, and the head's matrix where the head is tied
+HARMLESS = ("rotary_emb.inv_freq", "lm_head.weight", "output.weight")
 
 # the mark in a container's metadata that rotary rows are in half-split order, whatever the source was
 ROW_ORDER_KEY, HALF_SPLIT = "row_order", "half_split"
@@ -31,7 +37,12 @@ def read_config(checkpoint: Checkpoint) -> tuple[ModelFamily, ModelConfig]:
     config = checkpoint.model_config
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise ArtifactError("is missing", path=checkpoint.path, field="config model_type")
+        raise ArtifactError(
+            "is missing",
+            path=checkpoint.path,
+            field="config model_type",
+            hint="the checkpoint needs its config.json",
+        )
     family = family_of(model_type)
     if isinstance(checkpoint, HfqFile) and checkpoint.arch_id != family.arch_id:
         raise ArtifactError(
@@ -51,22 +62,27 @@ def named_checkpoint(checkpoint: Checkpoint, family: ModelFamily, config: ModelC
 
 
 def unused_tensors(named: NamedCheckpoint, config: ModelConfig) -> list[str]:
-    """Return the stored tensors that the model has no use for.
+    """Return the stored tensors that the model has no use for, such as those of a vision tower.
 
-    Raises UnsupportedError if a layer's bias is among them: leaving it out would give wrong answers.
+    Raises UnsupportedError if one of them belongs to the text model: a bias, a norm or a layer that is left
+    out gives wrong answers, not an error.
     """
     unused = named.unknown([*config.tensors(), *config.optional_tensors()])
-    biases = [name for name in unused if name.endswith(".bias") and LAYER_NAME.match(name)]
-    if biases:
+    needed = [name for name in unused if TEXT_MODEL.match(name) and not name.endswith(HARMLESS)]
+    if needed:
         raise UnsupportedError(
-            f"the file has {len(biases)} biases, such as {biases[0]}, that this architecture does not have",
-            hint="the file's architecture is named wrongly, or is a variant that hipfire does not run",
+            f"the text model has {len(needed)} tensors, such as {needed[0]}, that this architecture lacks",
+            hint="config and weights belong to different models, or this is a variant that is not supported",
         )
     return unused
 
 
 def _with_tie(config: Mapping[str, Any], checkpoint: Checkpoint) -> Mapping[str, Any]:
     """Containers made from GGUF by the original do not say whether the head is tied: a missing head is."""
-    if checkpoint.kind != "hfq" or "tie_word_embeddings" in config or "text_config" in config:
+    says = config.get("tie_word_embeddings") is not None or "text_config" in config
+    if checkpoint.kind != "hfq" or says:
         return config
-    return {**config, "tie_word_embeddings": "lm_head.weight" not in checkpoint.tensors}
+    return {
+        **config,
+        "tie_word_embeddings": not any(n.endswith("lm_head.weight") for n in checkpoint.tensors),
+    }

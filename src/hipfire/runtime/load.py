@@ -23,7 +23,7 @@ from hipfire.models.family import Model, ModelConfig, ModelFamily
 from hipfire.runtime.admission import MemoryPlan, admit, available_memory, fits, plan_memory
 from hipfire.runtime.identify import named_checkpoint, read_config, unused_tensors
 from hipfire.runtime.runner import PREFILL_CHUNK, Runner
-from hipfire.runtime.weights import CheckpointWeights, Residency
+from hipfire.runtime.weights import CheckpointWeights, Residency, packed_nbytes
 from hipfire.text.template import ChatTemplate, choose_template
 from hipfire.text.tokenizer import Tokenizer
 
@@ -48,9 +48,12 @@ class LoadOptions:
             raise ValidationError(
                 f"residency {self.residency!r} is unknown", hint="use auto, decoded or packed"
             )
-        for name in ("slots", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                raise ValidationError(f"{name} is {getattr(self, name)} but must be at least 1")
+        for name in ("slots", "prefill_chunk", "max_seq"):
+            value = getattr(self, name)
+            if name == "max_seq" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValidationError(f"{name} is {value!r} but must be an integer of at least 1")
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,8 @@ def _context(options: LoadOptions, config: ModelConfig) -> int:
 def _admit(
     named: NamedCheckpoint, config: ModelConfig, options: LoadOptions, mode: KvMode, max_seq: int
 ) -> tuple[MemoryPlan, Residency]:
-    stored = [named.find(name) for name in config.tensors()]
-    packed_bytes = sum(found.info.nbytes for found in stored if found is not None)
+    stored = [named.require(name, shape).info for name, shape in config.tensors().items()]
+    packed_bytes = sum(packed_nbytes(info) for info in stored)
     elements = sum(math.prod(shape) for shape in config.tensors().values())
 
     def plan(residency: Residency) -> MemoryPlan:

@@ -11,6 +11,7 @@ import torch
 
 from hipfire.base.errors import ContextLengthError, ValidationError
 from hipfire.cache.kv import KvCache
+from hipfire.kernels.elementwise import GATHER_ROWS
 from hipfire.kernels.launch import Launcher
 from hipfire.layers.context import Segment, StepContext
 from hipfire.models.family import Model
@@ -31,11 +32,12 @@ class Runner:
         self.launcher = launcher or Launcher()
         self.chunk = chunk
         self._owners: dict[int, object] = {}
+        # rows written so far per slot; what lies beyond them is another sequence's or nobody's
+        self._filled: dict[int, int] = {}
 
     def claim(self, slot: int, owner: object) -> None:
         """Give a slot to `owner`; whoever held it before can no longer `hold` it."""
-        if not 0 <= slot < self.cache.slots:
-            raise ValidationError(f"slot {slot} does not exist: the cache has {self.cache.slots}")
+        self._check_slot(slot)
         self._owners[slot] = owner
 
     def hold(self, slot: int, owner: object) -> None:
@@ -53,21 +55,49 @@ class Runner:
         """Run one step over a ragged batch of (segment, its tokens).
 
         Returns float32 logits [len(batch), vocab] of each segment's last token, or [T, vocab] of all tokens
-        with `every_row`. Raises ContextLengthError before anything runs if a segment does not fit the cache.
+        with `every_row`. A segment may start anywhere up to the end of what its slot holds; later rows are
+        dropped. Raises ContextLengthError or ValidationError before anything runs.
         """
-        for segment, tokens in batch:
-            end = segment.start + segment.length
-            if segment.length != len(tokens) or not tokens:
-                raise ValidationError(f"a segment of {segment.length} tokens came with {len(tokens)}")
-            if end > self.cache.max_seq:
-                raise ContextLengthError(end, self.cache.max_seq, hint="raise memory.max_seq")
+        self._check(batch)
         ids = torch.tensor([token for _, tokens in batch for token in tokens])
         segments = [segment for segment, _ in batch]
         context = StepContext(self.launcher, self.cache, segments, ids.device)
         hidden = self.model(ids, context)
         if not every_row:
-            hidden = hidden[context.last_rows()]
+            hidden = self.launcher.run(GATHER_ROWS, hidden, context.last_rows())
+        for segment in segments:
+            self._filled[segment.slot] = segment.start + segment.length
         return self.model.logits(hidden, context)
+
+    def _check(self, batch: Sequence[tuple[Segment, Sequence[int]]]) -> None:
+        """Raise before anything runs if the batch does not fit the cache, the slots or the vocabulary."""
+        if not batch:
+            raise ValidationError("a step needs at least one segment")
+        filled, seen = dict(self._filled), set[int]()
+        for segment, tokens in batch:
+            self._check_slot(segment.slot)
+            if segment.length != len(tokens) or not tokens:
+                raise ValidationError(f"a segment of {segment.length} tokens came with {len(tokens)}")
+            end = filled.get(segment.slot, 0)
+            # a slot's second segment of a step goes on where its first one ended
+            first = end if segment.slot in seen else 0
+            seen.add(segment.slot)
+            if not first <= segment.start <= end:
+                raise ValidationError(
+                    f"position {segment.start} of slot {segment.slot} does not follow what the cache holds"
+                )
+            self._check_length(segment.start + segment.length)
+            if min(tokens) < 0 or max(tokens) >= self.model.vocab_size:
+                raise ValidationError(f"token ids must be from 0 to {self.model.vocab_size - 1}")
+            filled[segment.slot] = segment.start + segment.length
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.cache.slots:
+            raise ValidationError(f"slot {slot} does not exist: the cache has {self.cache.slots}")
+
+    def _check_length(self, end: int) -> None:
+        if end > self.cache.max_seq:
+            raise ContextLengthError(end, self.cache.max_seq, hint="raise memory.max_seq or shorten the text")
 
     def prefill(
         self,
@@ -82,11 +112,7 @@ class Runner:
         `progress` is called with the number of tokens done after every chunk; an exception from it ends the
         prefill between chunks.
         """
-        end = start + len(tokens)
-        if end > self.cache.max_seq:
-            raise ContextLengthError(
-                end, self.cache.max_seq, hint="raise memory.max_seq or shorten the prompt"
-            )
+        self._check_length(start + len(tokens))
         if not tokens:
             raise ValidationError("the prompt has no tokens", hint="give some text")
         logits = torch.empty(0)
@@ -103,6 +129,9 @@ class Runner:
 
     def all_logits(self, slot: int, tokens: Sequence[int]) -> torch.Tensor:
         """Return the logits [T, vocab] at every position of a text that starts at position 0."""
+        self._check_length(len(tokens))
+        if not tokens:
+            raise ValidationError("the text has no tokens")
         parts = []
         for begin in range(0, len(tokens), self.chunk):
             part = tokens[begin : begin + self.chunk]

@@ -6,6 +6,7 @@ This file knows checkpoints and formats; it does not know which tensors a model 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -34,6 +35,13 @@ def mapped_tensor(view: memoryview) -> torch.Tensor:
         return torch.frombuffer(view, dtype=torch.uint8)
 
 
+def packed_nbytes(info: TensorInfo) -> int:
+    """Return the bytes that a tensor takes under packed residency: its own, or float32 if packed flat."""
+    rows, cols = info.rows_cols
+    whole = format_of(info.qtype).has_whole_rows(info.nbytes, rows, cols)
+    return info.nbytes if whole else 4 * info.numel
+
+
 class CheckpointWeights:
     """The `WeightSource` of a checkpoint.
 
@@ -58,26 +66,27 @@ class CheckpointWeights:
         flat = mapped_tensor(self.named.checkpoint.raw(info.name))
         if not fmt.has_whole_rows(info.nbytes, rows, cols):
             # blocks of the old flat packing run over row ends: only the whole can be decoded
-            whole = self._in_order(fmt.decode(flat, rows, cols), change, rows)
+            whole = self._in_order(self._decode(fmt, info, flat, rows, cols), change, rows)
             self._check_finite(whole, info, fmt, 0)
-            return Weight(fmt, flat, rows, cols, whole)
+            return Weight(fmt, rows, cols, resident=whole)
         data = self._in_order(flat.view(rows, -1), change, rows)
         resident = torch.empty(rows, cols) if self.residency == "decoded" else None
         step = max(1, CHUNK_ELEMENTS // max(cols, 1))
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
-            part = fmt.decode(data[begin:end].flatten(), end - begin, cols)
+            part = self._decode(fmt, info, data[begin:end].flatten(), end - begin, cols)
             self._check_finite(part, info, fmt, begin)
             if resident is not None:
                 resident[begin:end] = part
         self.named.checkpoint.release(info.name)
-        return Weight(fmt, data, rows, cols, resident)
+        return Weight(fmt, rows, cols, data=data if resident is None else None, resident=resident)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """Return the vector `name` as float32 [size]; ArtifactError if it is missing or of another size."""
         info, change = self._find(name, (size,))
         fmt = format_of(info.qtype)
-        values = fmt.dense(mapped_tensor(self.named.checkpoint.raw(info.name)), 1, size)
+        data = mapped_tensor(self.named.checkpoint.raw(info.name))
+        values = self._named_fault(info, lambda: fmt.dense(data, 1, size))
         self._check_finite(values, info, fmt, 0)
         values = values.view(size).clone()
         self.named.checkpoint.release(info.name)
@@ -86,6 +95,23 @@ class CheckpointWeights:
     def _find(self, name: str, shape: tuple[int, ...]) -> tuple[TensorInfo, Change]:
         stored = self.named.require(name, shape)
         return stored.info, stored.change
+
+    def _decode(
+        self, fmt: WeightFormat, info: TensorInfo, data: torch.Tensor, rows: int, cols: int
+    ) -> torch.Tensor:
+        return self._named_fault(info, lambda: fmt.decode(data, rows, cols))
+
+    def _named_fault(self, info: TensorInfo, decode: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Run `decode`; a format knows what is wrong with the bytes, but not whose they are."""
+        try:
+            return decode()
+        except ArtifactError as error:
+            raise ArtifactError(
+                error.message,
+                path=self.named.checkpoint.path,
+                field=f"tensor {info.name}",
+                hint=error.hint or "the file is damaged; download or convert it again",
+            ) from error
 
     def _in_order(self, data: torch.Tensor, change: Change, rows: int) -> torch.Tensor:
         heads = self._heads.get(change)
