@@ -1,0 +1,1 @@
+"""Turning a checkpoint into an HFQM container."""
