@@ -1,0 +1,123 @@
+"""Facts about this machine: processor, memory, disk, GPUs. Reads system files; imports no tensor library.
+
+Limits of a container (affinity, CPU quota, memory limit) count, since they are what hipfire can use. A fact
+that this system does not tell is None.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+FEATURES = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_tile",
+    "asimd",
+    "sve",
+    "i8mm",
+)
+GPU_SECONDS = 120
+_GPU_PROBE = """
+import json, torch
+gpus = []
+for index in range(torch.cuda.device_count()):
+    facts = torch.cuda.get_device_properties(index)
+    arch = getattr(facts, "gcnArchName", "") or f"sm_{facts.major}{facts.minor}"
+    gpus.append({"name": facts.name, "arch": arch, "memory_bytes": facts.total_memory})
+print(json.dumps(gpus))
+"""
+
+
+def cpu_facts() -> dict[str, Any]:
+    """Return model name, useful instruction sets, usable cores, and the quota in cores (None = no limit)."""
+    info = _read(Path("/proc/cpuinfo"))
+    flags = set(_field(info, ("flags", "Features")).split())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "model": _field(info, ("model name", "Processor")) or platform.processor() or platform.machine(),
+        "features": [name for name in FEATURES if name in flags],
+        "usable_cores": cores,
+        "quota_cores": _quota(),
+    }
+
+
+def memory_facts() -> dict[str, int | None]:
+    """Return total and available memory and the container's limit, in bytes."""
+    info = _read(Path("/proc/meminfo"))
+    limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()
+    return {
+        "total_bytes": _kib(_field(info, ("MemTotal",))),
+        "available_bytes": _kib(_field(info, ("MemAvailable",))),
+        "limit_bytes": int(limit) if limit.isdecimal() else None,
+    }
+
+
+def disk_free(folder: Path) -> int | None:
+    """Return the free bytes of the disk that holds `folder`, or its nearest parent that exists."""
+    for place in (folder, *folder.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return None
+
+
+def gpu_facts() -> list[dict[str, Any]] | str:
+    """Return the GPUs that torch sees, or why they are not known.
+
+    A process of its own asks: a broken driver then cannot take this one down.
+    """
+    command = [sys.executable, "-c", _GPU_PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GPU_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"torch could not be asked: {error}"
+    try:
+        gpus: list[dict[str, Any]] = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.strip().splitlines()
+        return f"torch could not be asked: {lines[-1] if lines else 'it gave no answer'}"
+    return gpus
+
+
+def platform_name() -> str:
+    """Return the system in words, and whether it is Linux inside Windows."""
+    release = platform.release()
+    note = " (WSL2)" if "microsoft" in release.lower() else ""
+    return f"{platform.system()} {release} {platform.machine()}{note}"
+
+
+def _quota() -> float | None:
+    quota, _, period = _read(Path("/sys/fs/cgroup/cpu.max")).strip().partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _field(text: str, names: tuple[str, ...]) -> str:
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in names:
+            return value.strip()
+    return ""
+
+
+def _kib(text: str) -> int | None:
+    number = text.partition(" ")[0]
+    return int(number) * 1024 if number.isdecimal() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,93 @@
+"""`hipfire quantize`: convert a checkpoint, with a progress bar and a table of what came out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from hipfire.base import log
+from hipfire.base.errors import ValidationError
+from hipfire.base.qtypes import qtype_name
+from hipfire.checkpoint.library import FORMAT_SUFFIXES
+from hipfire.cli.output import size_text, write, write_json, write_table
+from hipfire.cli.progress import TensorProgress, make_progress
+from hipfire.cli.settings import load_library
+from hipfire.quantize.policy import recipe
+
+if TYPE_CHECKING:
+    from hipfire.quantize.report import FormatFigures, QuantizeReport
+
+HEADER = ("format", "tensors", "weights", "bytes", "bits/weight", "relative RMS error")
+
+
+def quantize(
+    source: str,
+    /,
+    *,
+    fmt: Annotated[str, Parameter(name="--format")] = "mq4",
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    force: Annotated[bool, Parameter(negative="")] = False,
+    device: str = "cpu",
+    json: Annotated[bool, Parameter(name=["--json", "-j"], negative="")] = False,
+) -> None:
+    """Convert a GGUF file or a safetensors folder into an HFQM container.
+
+    Parameters
+    ----------
+    source
+        Path, tag or installed name of the model to convert.
+    fmt
+        mq4, mq4v1, hf4, mq6, mq6v2, hf6, q8 or f16.
+    out
+        File to write; by default the source's name with the format as suffix, in the current folder.
+    force
+        Overwrite an existing file.
+    device
+        Where to compute: cpu, or a GPU such as cuda.
+    json
+        Print the report as JSON.
+    """
+    chosen = recipe(fmt)
+    local = load_library().require(source)
+    target = out if out is not None else Path(f"{_plain_name(local.path)}.{fmt.lower()}")
+    if target.exists() and not force:
+        raise ValidationError(f"{target} exists", hint="give another name with -o, or --force to replace it")
+    if fmt.lower() not in FORMAT_SUFFIXES:
+        log.logger().info(f"note: {fmt} is not a suffix that `hipfire list` looks for")
+
+    # torch takes a second or two to import
+    from hipfire.quantize.pipeline import quantize as convert  # noqa: PLC0415
+
+    progress = TensorProgress(make_progress(), f"{local.path.name} to {fmt}")
+    report = convert(local.path, chosen.name, target, device=device, progress=progress)
+    if json:
+        write_json(report.to_json())
+        return
+    _print(report)
+
+
+def _plain_name(source: Path) -> str:
+    """Return a source's name without its suffix; the dots in a folder's name are part of it."""
+    return source.name if source.is_dir() else source.stem
+
+
+def _print(report: QuantizeReport) -> None:
+    rows = [_row(qtype_name(qtype), report.formats[qtype]) for qtype in sorted(report.formats)]
+    rows.append(_row("all", report.total))
+    write_table(HEADER, rows, right=frozenset(range(1, len(HEADER))))
+    for name in report.skipped:
+        log.logger().info(f"left out: {name} (the model has no use for it)")
+    write(f"{report.output}: {size_text(report.file_bytes)} in {report.seconds:.1f} s")
+
+
+def _row(name: str, figures: FormatFigures) -> tuple[str, ...]:
+    return (
+        name,
+        str(figures.tensors),
+        str(figures.weights),
+        str(figures.nbytes),
+        f"{figures.bits_per_weight:.3f}",
+        f"{figures.relative_rms:.2e}" if figures.relative_rms else "-",
+    )
