@@ -1,0 +1,59 @@
+# Two commands do all set-up: `make run` answers a question, `make test` passes the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2:135m
+PROMPT ?= What is the capital of France?
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: setup run test lint types bench docs models compare clean
+
+setup: $(VENV)/.dev
+
+$(VENV)/.run: pyproject.toml constraints.txt
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "setting up $(VENV) (the first time takes a few minutes)" >&2
+	$(PIP) torch
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+# the main job: fetch a real model if need be, and answer
+run: $(VENV)/.run
+	$(BIN)/hipfire run $(MODEL) --temp 0 "$(PROMPT)"
+
+test: lint types models
+	# two workers on two cores: more threads each would wait for one another
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup
+	$(BIN)/mypy
+
+# real models for the tests marked `real`; without a network those tests are reported as not run
+models: setup
+	-@$(BIN)/hipfire pull smollm2:135m
+	-@$(BIN)/hipfire pull gemma3:270m
+
+# logits of real models against transformers, in float32: prints the figures that docs/formats.md quotes
+compare: models
+	$(BIN)/python scripts/compare_with_transformers.py smollm2:135m --tokens 200
+	$(BIN)/python scripts/compare_with_transformers.py gemma3:270m --tokens 700
+
+# encode and decode rates of the weight formats on this machine
+bench: setup
+	$(BIN)/python benchmarks/formats.py
+
+# the pages under docs/ are plain Markdown; this checks that their links lead somewhere
+docs: setup
+	$(BIN)/python -m pytest tests/pure/test_docs.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
