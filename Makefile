@@ -26,8 +26,7 @@ run: $(VENV)/.run
 	$(BIN)/hipfire run $(MODEL) --temp 0 "$(PROMPT)"
 
 test: lint types models
-	# two workers on two cores: more threads each would wait for one another
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2
 
 lint: setup
 	$(BIN)/ruff check .

@@ -11,9 +11,11 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import UnionType
 from typing import Any, NamedTuple
 
-from hipfire.base.errors import HipfireError
+from hipfire.base.errors import ArtifactError, HipfireError
 from hipfire.checkpoint.source import Checkpoint
 
 
@@ -146,3 +148,28 @@ def require_consistent(checkpoint: Checkpoint, size: int) -> None:
         total += sum(view[:1]) + sum(view[-1:])
         checkpoint.release(name)
     assert total >= 0
+
+
+def require_fuzz(
+    path: Path,
+    cases: Sequence[bytes],
+    read: Callable[[], None],
+    *,
+    kinds: type[HipfireError] | UnionType = ArtifactError,
+    seconds: float = 120,
+) -> None:
+    """Write each case to `path` and `read` it: it opens, or is refused by an error that names the file.
+
+    Flips inside names or unknown fields stay readable, most damage does not.
+    """
+    refused = 0
+    with bounded(seconds=seconds, nbytes=3 * 2**20):
+        for raw in cases:
+            path.unlink(missing_ok=True)
+            path.write_bytes(raw)
+            error = refusal(read)
+            if error is not None:
+                refused += 1
+                assert isinstance(error, kinds)
+                assert str(path) in error.line()
+    assert len(cases) // 2 < refused < len(cases)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from run_kit import GREEDY, one_line
 
 from hipfire.checkpoint.hfq import HfqFile
@@ -16,15 +14,6 @@ from hipfire.cli.progress import TensorProgress
 from tiny_models import tiny_model, write_folder
 
 Output = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

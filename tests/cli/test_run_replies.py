@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from run_kit import GREEDY, LENGTH, answer, one_line
 from shell import spawn
 
@@ -22,15 +20,6 @@ from tiny_models import tiny_model, write_folder
 
 Output = pytest.CaptureFixture[str]
 PROGRAM = [sys.executable, "-c", "import sys; from hipfire.cli.main import main; sys.exit(main())"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

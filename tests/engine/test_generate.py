@@ -11,7 +11,7 @@ from hipfire.base.errors import ContextLengthError, InternalError, ValidationErr
 from hipfire.base.sampling import GenerationParams, SamplingParams
 from hipfire.engine.generate import Generation
 from hipfire.engine.request import Completion, Request
-from tiny import Recital, recite
+from recital import Recital, recite
 
 GREEDY = SamplingParams(temperature=0.0)
 END_ID = 257
@@ -125,19 +125,19 @@ def test_min_tokens_counts_the_reply_only() -> None:
 
 def test_surplus_rows_are_never_drawn() -> None:
     tokens = ids("ask")
-    loaded = recite(tokens, [259, 258, 259])
+    loaded = recite(tokens, [262, 261, 262])
     running = Generation(loaded, Request(tuple(tokens), GREEDY, GenerationParams(max_tokens=3)))
     list(running)
     assert running.completion is not None
-    assert all(token < 258 for token in running.completion.tokens)
+    assert all(token < 260 for token in running.completion.tokens)
 
 
 def test_logprobs_name_the_drawn_token_and_the_best_candidates() -> None:
     completion, _, _ = run([*ids("a"), END_ID], GenerationParams(top_logprobs=2))
     first = completion.logprobs[0]
     assert (first.token, first.top[0].token) == (ids("a")[0], ids("a")[0])
-    # one logit of 10 among 260 of 0
-    expected = 10 - torch.tensor([10.0] + [0.0] * 259).double().logsumexp(0)
+    # one logit of 10 among 263 of 0
+    expected = 10 - torch.tensor([10.0] + [0.0] * 263).double().logsumexp(0)
     assert first.logprob == pytest.approx(float(expected), abs=1e-9)
     assert len(first.top) == 2
 
@@ -202,8 +202,8 @@ def test_prompts_hold_token_ids_only(bad: object) -> None:
 
 def test_ids_beyond_the_vocabulary_are_refused_before_any_work() -> None:
     loaded = recite([1], [2])
-    with pytest.raises(ValidationError, match="from 0 to 259"):
-        list(Generation(loaded, Request((5, 260), GREEDY, GenerationParams(max_tokens=1))))
+    with pytest.raises(ValidationError, match="from 0 to 263"):
+        list(Generation(loaded, Request((5, 264), GREEDY, GenerationParams(max_tokens=1))))
     assert isinstance(loaded.model, Recital)
     assert loaded.model.fed == []
 

@@ -8,7 +8,7 @@ import torch
 from hipfire.base.errors import ContextLengthError, ValidationError
 from hipfire.layers.context import Segment
 from hipfire.runtime.runner import Runner
-from tiny import recite
+from recital import recite
 
 
 def runner() -> Runner:
@@ -66,8 +66,8 @@ def test_the_last_row_of_every_segment_is_scored() -> None:
         (Segment(-1, 0, 1), [1], "slot -1 does not exist"),
         (Segment(0, -3, 1), [1], "position -3"),
         (Segment(0, 4, 1), [1], "position 4 of slot 0 does not follow"),
-        (Segment(0, 0, 1), [260], "from 0 to 259"),
-        (Segment(0, 0, 1), [-1], "from 0 to 259"),
+        (Segment(0, 0, 1), [264], "from 0 to 263"),
+        (Segment(0, 0, 1), [-1], "from 0 to 263"),
     ],
 )
 def test_batches_that_would_touch_others_are_refused(

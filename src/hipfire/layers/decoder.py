@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 
 from hipfire.kernels.elementwise import ADD, SOFTCAP
-from hipfire.layers.attention import SelfAttention
-from hipfire.layers.context import StepContext
+from hipfire.layers.attention import AttentionShape, SelfAttention
+from hipfire.layers.context import RopeTable, StepContext
 from hipfire.layers.linear import Embedding, Linear
-from hipfire.layers.mlp import GatedMlp
+from hipfire.layers.mlp import GatedMlp, mlp_tensors
 from hipfire.layers.norm import RmsNorm
 from hipfire.layers.weights import Weight, WeightSource
 
@@ -31,12 +31,39 @@ class PreNormBlock:
     """A layer that adds attention and feed-forward of the normalized input to its input."""
 
     def __init__(
-        self, attention_norm: RmsNorm, attention: SelfAttention, mlp_norm: RmsNorm, mlp: GatedMlp
+        self,
+        weights: WeightSource,
+        index: int,
+        attention: AttentionShape,
+        intermediate: int,
+        rope: RopeTable,
+        *,
+        activation: str,
+        eps: float,
+        head_norms: bool = False,
     ) -> None:
-        self.attention_norm = attention_norm
-        self.attention = attention
-        self.mlp_norm = mlp_norm
-        self.mlp = mlp
+        prefix, hidden = f"model.layers.{index}", attention.hidden
+        before_attention = weights.vector(f"{prefix}.input_layernorm.weight", hidden)
+        before_mlp = weights.vector(f"{prefix}.post_attention_layernorm.weight", hidden)
+        norm_eps = eps if head_norms else None
+        self.attention_norm = RmsNorm(before_attention, eps)
+        self.attention = SelfAttention(
+            weights, f"{prefix}.self_attn", index, attention, rope, norm_eps=norm_eps
+        )
+        self.mlp_norm = RmsNorm(before_mlp, eps)
+        self.mlp = GatedMlp(weights, f"{prefix}.mlp", hidden, intermediate, activation)
+
+    @staticmethod
+    def tensors(
+        attention: AttentionShape, intermediate: int, *, head_norms: bool = False
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the names and shapes of the layer's tensors."""
+        return {
+            "input_layernorm.weight": (attention.hidden,),
+            **attention.tensors(norms=head_norms),
+            "post_attention_layernorm.weight": (attention.hidden,),
+            **mlp_tensors(attention.hidden, intermediate),
+        }
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Return the layer's output [T, hidden]."""

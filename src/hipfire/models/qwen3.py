@@ -8,10 +8,9 @@ from typing import Any
 
 from hipfire.base.types import CacheSpec
 from hipfire.checkpoint.names import DECODER_RULES
-from hipfire.layers.attention import AttentionShape, SelfAttention
+from hipfire.layers.attention import AttentionShape
 from hipfire.layers.decoder import EMBEDDING, FINAL_NORM, Decoder, PreNormBlock, decoder_tensors, head_weight
 from hipfire.layers.linear import Embedding
-from hipfire.layers.mlp import GatedMlp, mlp_tensors
 from hipfire.layers.norm import RmsNorm
 from hipfire.layers.rope import RopeSpec
 from hipfire.layers.weights import WeightSource
@@ -59,12 +58,7 @@ class Config:
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Return the canonical names and shapes of all tensors that the model needs."""
         s = self.sizes
-        block = {
-            "input_layernorm.weight": (s.hidden,),
-            **self.attention_shape().tensors(norms=True),
-            "post_attention_layernorm.weight": (s.hidden,),
-            **mlp_tensors(s.hidden, s.intermediate),
-        }
+        block = PreNormBlock.tensors(self.attention_shape(), s.intermediate, head_norms=True)
         return decoder_tensors(s.vocab_size, s.hidden, [block] * s.layers, tied=s.tied)
 
     def optional_tensors(self) -> Mapping[str, tuple[int, ...]]:
@@ -82,22 +76,16 @@ def build(config: Config, weights: WeightSource) -> Decoder:
     """Assemble the model from its weights."""
     sizes, shape, rope = config.sizes, config.attention_shape(), config.rope.table()
 
-    def norm(name: str) -> RmsNorm:
-        return RmsNorm(weights.vector(name, sizes.hidden), sizes.eps)
-
     def block(index: int) -> PreNormBlock:
-        prefix = f"model.layers.{index}"
         return PreNormBlock(
-            norm(f"{prefix}.input_layernorm.weight"),
-            SelfAttention(weights, f"{prefix}.self_attn", index, shape, rope, norm_eps=sizes.eps),
-            norm(f"{prefix}.post_attention_layernorm.weight"),
-            GatedMlp(weights, f"{prefix}.mlp", sizes.hidden, sizes.intermediate, "silu"),
+            weights, index, shape, sizes.intermediate, rope, activation="silu", eps=sizes.eps, head_norms=True
         )
 
     embedding = weights.matrix(EMBEDDING, sizes.vocab_size, sizes.hidden)
     blocks = [block(index) for index in range(sizes.layers)]
     head = head_weight(weights, embedding, tied=sizes.tied)
-    return Decoder(Embedding(embedding), blocks, norm(FINAL_NORM), head, None)
+    norm = RmsNorm(weights.vector(FINAL_NORM, sizes.hidden), sizes.eps)
+    return Decoder(Embedding(embedding), blocks, norm, head, None)
 
 
 FAMILY = ModelFamily(
