@@ -126,6 +126,8 @@ def test_it_is_a_str_for_everyone_else():
         text[3]
     with pytest.raises(TypeError):
         text + 1
+    with pytest.raises(TypeError):
+        text["b"]
     with pytest.raises(ValueError, match="empty separator"):
         text.split("")
 

@@ -8,6 +8,8 @@ from hipfire.base.types import TextAssets
 from hipfire.text.tokenizer import Tokenizer
 from hipfire.text.vocab_gguf import score_merges
 
+COUNT = len(gguf_spm(prefix=False)["tokenizer.ggml.tokens"])
+
 
 def slow_spm(keys, text):
     """SentencePiece by its definition: user-defined pieces first, then the best-scored neighbours merge."""
@@ -96,6 +98,20 @@ def test_bytes_and_control_texts_written_out_stay_ordinary():
         ({"token_type": [1, 1]}, ArtifactError, "tokenizer.ggml.token_type"),
         ({"tokens": []}, ArtifactError, "tokenizer.ggml.tokens"),
         ({"tokens": [1, 2]}, ArtifactError, "tokenizer.ggml.tokens"),
+        ({"tokens": "abc"}, ArtifactError, "tokenizer.ggml.tokens"),
+        ({"pre": ["default"]}, ArtifactError, "tokenizer.ggml.pre"),
+        ({"token_type": ["1"] * COUNT}, ArtifactError, "tokenizer.ggml.token_type"),
+        ({"token_type": [[1]] * COUNT}, ArtifactError, "tokenizer.ggml.token_type"),
+        ({"token_type": [True] * COUNT}, ArtifactError, "tokenizer.ggml.token_type"),
+        ({"token_type": "1" * COUNT}, ArtifactError, "tokenizer.ggml.token_type"),
+        ({"token_type": 1}, ArtifactError, "tokenizer.ggml.token_type"),
+        ({"scores": ["1"] * COUNT}, ArtifactError, "tokenizer.ggml.scores"),
+        ({"scores": "1" * COUNT}, ArtifactError, "tokenizer.ggml.scores"),
+        ({"eos_token_id": "x"}, ArtifactError, "tokenizer.ggml.eos_token_id"),
+        ({"bos_token_id": [1.5]}, ArtifactError, "tokenizer.ggml.bos_token_id"),
+        ({"add_bos_token": "no"}, ArtifactError, "tokenizer.ggml.add_bos_token"),
+        ({"add_space_prefix": 1}, ArtifactError, "tokenizer.ggml.add_space_prefix"),
+        ({"model": ["llama"]}, ArtifactError, "tokenizer.ggml.model"),
         ({"model": "rwkv"}, UnsupportedError, "'rwkv'"),
         ({"model": None}, UnsupportedError, "None"),
     ],

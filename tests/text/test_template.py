@@ -244,3 +244,17 @@ def test_the_sample_templates_pass_their_own_check(name):
 def test_the_result_is_plain_data():
     made = template("A{{ messages[0].content }}B").render([USER])
     assert made == RenderedPrompt("AhiB", ((1, 3),))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content.text }}",
+        "{{ messages[0].content['text'] }}",
+        "{{ messages[0].content['x'] is defined }}",
+        "{{ messages[0].content.upper is defined }}",
+        "{% if messages[0].content[0].text is defined %}parts{% else %}text{% endif %}",
+    ],
+)
+def test_missing_fields_of_a_text_are_undefined(judge, source):
+    assert (text_of(source), "") == judged(judge, source, [USER], None, False, {})

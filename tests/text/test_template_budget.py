@@ -16,6 +16,42 @@ def grow(start, step):
     return GROW.replace("START", start).replace("STEP", step)
 
 
+SHARED = "{% set a = ['x'] * 1000 %}{% set b = [a] * 1000 %}{% set c = [b] * 50 %}"
+SHARED_USES = [
+    "{{ c }}",
+    "{{ c | tojson }}",
+    "{{ c | string }}",
+    "{{ c | upper }}",
+    "{{ c ~ '' }}",
+    "{{ '%s' % [c] }}",
+    "{{ '%r' % (c,) }}",
+    "{{ '%(k)s' % {'k': c} }}",
+    "{{ '%s' | format(c) }}",
+    "{{ '{}'.format(c) }}",
+    "{{ '{x!r}'.format_map({'x': c}) }}",
+    "{{ c | join }}",
+    "{{ [c, c] | sort | length }}",
+    "{{ [c, c] | min }}",
+    "{{ {'k': c}.values() }}",
+    "{{ {'k': c}.items() }}",
+    "{{ {'k': c} | dictsort(by='value') | length }}",
+    "{{ namespace(c=c) }}",
+    "{{ c is upper }}",
+    "{{ 'x' | replace('x', c) }}",
+    "{{ raise_exception(c) }}",
+]
+LONG = "{% set x = 'x' * 10000000 %}{% set y = [x] * 150 %}"
+LONG_USES = [
+    "{{ y | sort | length }}",
+    "{{ y | select | sort | length }}",
+    "{{ y | unique | list | length }}",
+    "{{ y | max | length }}",
+    "{{ y | min | length }}",
+    "{{ ([{'k': x}] * 150) | groupby('k') | length }}",
+    "{{ ([x] * 200) | string | length }}",
+    "{{ y | join | length }}",
+    "{{ ('%s' * 150) % ((x,) * 150) }}",
+]
 ENDLESS = {
     "billion steps": "{% for i in range(1000000000) %}x{% endfor %}",
     "range beyond machine words": "{% for i in range(10 * 10 ** 20) %}{% endfor %}",
@@ -63,6 +99,13 @@ ENDLESS = {
     "many letters joined": "{{ ('x' * 16000000) | join('-') }}",
     "many letters joined by a method": "{{ '-'.join('x' * 16000000) }}",
     "many of the caller's letters": "{{ (messages[0].content * 100000) | list | length }}",
+    "doubling lists in lists": grow("[1]", "[ns.x, ns.x]") + "{{ ns.x }}",
+    "a namespace that holds itself": "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns ~ '' }}",
+    **{f"shared items, {use}": SHARED + use for use in SHARED_USES},
+    **{f"long items, {use}": LONG + use for use in LONG_USES},
+    "summing lists": "{{ ([[0] * 100] * 10000) | sum(start=[]) | length }}",
+    "summing lists by position": "{{ ([[0] * 100] * 10000) | sum(none, []) | length }}",
+    "deep indentation": "{{ ([[[0] * 100] * 10] * 10) | tojson(indent=9999) }}",
     "huge output": "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
 }
 

@@ -140,22 +140,13 @@ def test_tokens_that_only_the_config_lists_are_known():
     assert ours.is_special(PLAIN)
 
 
-def test_rows_beyond_the_tokens_are_never_real_and_decode_to_nothing():
+def test_rows_beyond_the_tokens_are_surplus_and_decode_to_nothing():
     keys = gguf_bpe()
     keys["tokenizer.ggml.tokens"] = [*keys["tokenizer.ggml.tokens"], "[PAD603]"]
     keys["tokenizer.ggml.token_type"] = [*keys["tokenizer.ggml.token_type"], 5]
     ours = HipfireTokenizer.from_assets(TextAssets(gguf=keys), PLAIN + 10)
     assert ours.vocab_size == PLAIN + 10
-    assert ours.real_vocab_size == PLAIN + 3
     assert ours.surplus_ids == tuple(range(PLAIN + 3, PLAIN + 10))
-    assert [ours.is_real(number) for number in (-1, 0, PLAIN + 2, PLAIN + 3, PLAIN + 9, PLAIN + 10)] == [
-        False,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
     assert ours.decode([*ours.encode("ab"), *ours.surplus_ids]) == "ab"
     assert ours.token_bytes(PLAIN + 9) == b""
     for number in (-1, PLAIN + 10):
@@ -185,7 +176,7 @@ def test_end_tokens_are_the_union_of_every_source():
     number = {name: engine.token_to_id(name) for name in names}
     assets = json_assets(
         engine,
-        tokenizer_config={"eos_token": {"content": "<e0>"}, "bos_token": "<e4>", "pad_token": "<e2>"},
+        tokenizer_config={"eos_token": {"content": "<e0>"}, "bos_token": "<e4>"},
         generation_config={"eos_token_id": [number["<e1>"], 10**6, -1, None, True]},
         model_config={"eos_token_id": None, "text_config": {"eos_token_id": number["<e2>"]}},
         chat_templates={"default": "{{ m }}<|im_end|>", "tool": "<|end|>"},
@@ -193,7 +184,7 @@ def test_end_tokens_are_the_union_of_every_source():
     ours = HipfireTokenizer.from_assets(assets, 700)
     ends = {number[name] for name in ("<e0>", "<e1>", "<e2>", "<|im_end|>", "<|end|>")}
     assert ours.eos_ids == ends
-    assert (ours.bos_id, ours.pad_id, ours.unk_id) == (number["<e4>"], number["<e2>"], None)
+    assert (ours.bos_id, ours.unk_id) == (number["<e4>"], None)
     assert ours.turn_end_ids("<|eot_id|>") == {number["<|eot_id|>"]}
     assert not ours.add_bos
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hipfire.base.errors import ArtifactError
+from hipfire.text.extent import MAX_DEPTH, Extent, extent
 
 _CLOCK_EVERY: Final = 64
 _ITEM: Final = 32
@@ -58,9 +59,21 @@ class Budget:
         """Account for a new string of `length` characters, before it is made where that is possible."""
         if length > self._limits.text:
             raise _spent(f"{self._limits.text} characters in one text")
-        self._work += length
-        if self._work > self._limits.work:
-            raise _spent(f"{self._limits.work} characters altogether")
+        self._spend(length)
+
+    def shown(self, values: Iterable[Any], *, copies: int = 1, indent: int = 0) -> None:
+        """Account for `copies` texts of each value that is no string yet, before they are made.
+
+        `indent` is the number of characters in front of an item for each level of nesting.
+        """
+        for value in values:
+            if not isinstance(value, str):
+                size = self._extent(value, self._limits.text)
+                self.text(copies * (size.characters + indent * size.items * size.depth))
+
+    def compared(self, value: Any) -> None:
+        """Account for putting the items of `value` in order, which copies and compares all of their texts."""
+        self._spend(self._extent(value, self._limits.work).characters)
 
     def items(self, count: int) -> None:
         """Account for a new list of `count` items, before it is made where that is possible."""
@@ -85,6 +98,17 @@ class Budget:
         """Account for an integer result of about `bits` bits."""
         if bits > self._limits.bits:
             raise _spent(f"integers of {self._limits.bits} bits")
+
+    def _extent(self, value: Any, limit: int) -> Extent:
+        size = extent(value, limit)
+        if size.depth > MAX_DEPTH:
+            raise _spent(f"{MAX_DEPTH} levels of lists in lists")
+        return size
+
+    def _spend(self, length: int) -> None:
+        self._work += length
+        if self._work > self._limits.work:
+            raise _spent(f"{self._limits.work} characters altogether")
 
 
 def _shown(value: int) -> str:

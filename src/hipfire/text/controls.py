@@ -6,14 +6,21 @@ This file knows spellings and positions, nothing about engines, vocabularies as 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from hipfire.text.origin import Spans
 
 _MARKER: Final = re.compile(r"<\|.*|.*\|>|</?(?:think|tool_call|tool_calls|tool_response|tools|answer)>")
+
+_WORD: Final = frozenset(["Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "Pc"])
+# joiners, and the symbols that count as letters
+_WORD_SIGNS: Final = re.compile(
+    "[\u200c\u200d\u24b6-\u24e9\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +57,11 @@ class ControlScanner:
         longest_first = sorted(self._lengths, key=len, reverse=True)
         self._start = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def scan(self, text: str, ordinary: Spans = ()) -> Iterator[Found]:
+    def scan(self, text: str, ordinary: Spans = (), *, in_words: bool = False) -> Iterator[Found]:
         """Yield the control tokens in `text` in order; one that touches the `ordinary` ranges is passed over.
 
-        `ordinary` are sorted, disjoint [start, end) ranges of characters.
+        `ordinary` are sorted, disjoint [start, end) ranges of characters. `in_words` finds tokens that stand
+        only for whole words inside words too.
         """
         if ordinary[:1] == ((0, len(text)),):
             return
@@ -62,7 +70,7 @@ class ControlScanner:
             start = begin.start()
             while nearest < len(ordinary) and ordinary[nearest][1] <= start:
                 nearest += 1
-            spelled = self.at(text, start, begin.group())
+            spelled = self._at(text, start, begin.group(), in_words)
             blocked = nearest < len(ordinary) and spelled and ordinary[nearest][0] < start + len(spelled)
             if not spelled or blocked:
                 position = start + 1
@@ -76,23 +84,33 @@ class ControlScanner:
             yield Found(start, end, control.token_id)
             position = previous = end
 
-    def at(self, text: str, start: int, prefix: str) -> str:
+    def _at(self, text: str, start: int, prefix: str, in_words: bool) -> str:
         """Return the longest control token that begins at `start` with `prefix`, or ""."""
         for length in self._lengths[prefix]:
             spelled = text[start : start + length]
             control = self._controls.get(spelled)
-            if control is not None and not (control.single_word and _inside_word(text, start, length)):
+            if control is None:
+                continue
+            if in_words or not (control.single_word and _inside_word(text, start, length)):
                 return spelled
         return ""
 
 
-def is_marker(text: str, templates: Iterable[str]) -> bool:
-    """Say whether a token that is not flagged as special is still markup of the chat format."""
+def is_marker(text: str, written: str) -> bool:
+    """Say whether a token that is not flagged as special is still markup of the chat format.
+
+    `written` is all that the model's templates can write.
+    """
     if not text.strip():
         return False
-    return _MARKER.fullmatch(text) is not None or any(text in template for template in templates)
+    return _MARKER.fullmatch(text) is not None or text in written
 
 
 def _inside_word(text: str, start: int, length: int) -> bool:
     around = text[max(start - 1, 0) : start] + text[start + length : start + length + 1]
-    return any(character.isalnum() or character == "_" for character in around)
+    return any(map(_in_word, around))
+
+
+def _in_word(character: str) -> bool:
+    """Say whether a character belongs to words as the tokenizers library has it: Unicode's rule for `\\w`."""
+    return unicodedata.category(character) in _WORD or _WORD_SIGNS.match(character) is not None

@@ -39,6 +39,31 @@ _SIZED: Final = frozenset(
     ["center", "ljust", "rjust", "zfill", "indent", "expandtabs", "batch", "slice", "round", "tojson"]
 )
 _ITERATING: Final = frozenset({"list", "batch", "slice", "sort", "unique", "join", "map", "groupby"})
+ORDERING: Final = frozenset({"sort", "unique", "groupby", "min", "max", "dictsort"})
+# these hand items on as they are, or are charged where they make their text
+_TEXTLESS: Final = frozenset(
+    [
+        "attr",
+        "batch",
+        "count",
+        "d",
+        "default",
+        "first",
+        "items",
+        "join",
+        "last",
+        "length",
+        "list",
+        "map",
+        "reject",
+        "rejectattr",
+        "reverse",
+        "select",
+        "selectattr",
+        "slice",
+        "sum",
+    ]
+)
 _NUMBER: Final = re.compile(r"\d{1,18}")
 _WIDTHS: Final = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\d{0,18})(?:\.(\d{1,18}))?")
 _DIRECTIVE: Final = re.compile(r"(%s|%%)")
@@ -101,6 +126,12 @@ def charge(budget: Budget, name: str, subject: Any, arguments: Sequence[Any]) ->
     """Charge the string method or filter `name` for what it could make of `subject`, before it runs."""
     if name in _SIZED:
         budget.arguments(arguments)
+    if name in ORDERING:
+        budget.compared(subject)
+    elif name == "tojson":
+        budget.shown([subject], indent=max(map(_width, arguments), default=0))
+    elif name not in _TEXTLESS and name != "format":
+        budget.shown([subject, *arguments])
     if name == "join" and isinstance(arguments[0] if arguments else None, str):
         budget.items(len(arguments[0]))
     if not isinstance(subject, str):
@@ -112,31 +143,43 @@ def charge(budget: Budget, name: str, subject: Any, arguments: Sequence[Any]) ->
     elif name == "replace" and len(arguments) >= 2:
         budget.text(len(subject) + subject.count(str(arguments[0])) * len(str(arguments[1])))
     elif name == "indent":
-        widths = [value if isinstance(value, int) else len(str(value)) for value in arguments]
-        budget.text(len(subject) + max([*widths, 4]) * (subject.count("\n") + 1))
+        budget.text(len(subject) + max([*map(_width, arguments), 4]) * (subject.count("\n") + 1))
     elif name == "expandtabs":
         budget.text(len(subject) + subject.count("\t") * max([*arguments, 8]))
     elif name == "translate":
         longest = max((len(str(value)) for value in _table(arguments)), default=1)
         budget.text(len(subject) * max(longest, 1))
     elif name == "format":
-        budget.arguments([*widths_of_percent(subject), *(arguments if "*" in subject else ())])
+        _charge_percent(budget, subject, arguments)
 
 
 def percent(budget: Budget, left: str, right: Any, printed: Callable[[Any], Any]) -> str:
     """Return `left % right`; where only %s occurs, each part keeps its origin."""
     values = right if isinstance(right, tuple) else (right,)
-    budget.arguments([*widths_of_percent(left), *(values if "*" in left else ())])
+    _charge_percent(budget, left, values)
     parts = _DIRECTIVE.split(left)
     exact = not isinstance(left, CallerText) and not any("%" in part for part in parts[::2])
     if not exact or parts[1::2].count("%s") != len(values):
-        budget.text(len(left) + left.count("%") * max(len(str(value)) for value in values or ("",)))
         made = left % right
         return CallerText(made) if any(map(carries_caller_text, (left, *values))) else made
     rest = iter(values)
     pieces = [str(printed(next(rest))) if part == "%s" else "%" if part == "%%" else part for part in parts]
     budget.text(sum(map(len, pieces)))
     return join_text(pieces)
+
+
+def _charge_percent(budget: Budget, template: str, values: Sequence[Any]) -> None:
+    """Charge for a `%` format: each directive may print any of the values."""
+    budget.arguments([*widths_of_percent(template), *(values if "*" in template else ())])
+    directives = template.count("%")
+    budget.shown(values, copies=directives)
+    longest = max((len(value) for value in values if isinstance(value, str)), default=0)
+    budget.text(len(template) + directives * longest)
+
+
+def _width(value: Any) -> int:
+    """Return how many characters an argument for indentation stands for."""
+    return value if isinstance(value, int) else len(value) if isinstance(value, str) else 0
 
 
 def _piece_count(subject: str, arguments: Sequence[Any]) -> int:

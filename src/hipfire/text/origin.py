@@ -52,7 +52,8 @@ class CallerText(str):
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
         if not isinstance(key, slice):
-            return CallerText(super().__getitem__(key)) if self._touches(key) else super().__getitem__(key)
+            letter = super().__getitem__(key)
+            return CallerText(letter) if self._touches(key) else letter
         start, stop, step = key.indices(len(self))
         if step == 1:
             return self._cut(start, max(start, stop))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import string
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import update_wrapper
 from types import CodeType
 from typing import Any, Final, NoReturn
@@ -30,6 +30,7 @@ from hipfire.text.budget import Budget
 from hipfire.text.filters import (
     EXACT_METHODS,
     OMITTED_FILTERS,
+    ORDERING,
     OWN_FILTERS,
     charge,
     joined,
@@ -94,6 +95,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             for name, function in {**FILTERS, **OWN_FILTERS}.items()
             if name not in OMITTED_FILTERS
         }
+        # the two tests that make a text of their value
+        tests: dict[str, Any] = {**self.tests}
+        self.tests = {**tests, **{name: self._guarded(name, tests[name]) for name in ("lower", "upper")}}
         self.globals = {name: value for name, value in self.globals.items() if name != "lipsum"}
         self.globals["range"] = self._range
 
@@ -117,7 +121,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def printed(self, value: Any) -> Any:
         """Return what `{{ value }}` prints, marked when it shows a container with the caller's words."""
-        return value if isinstance(value, str) else self._settled(str(value), [value])
+        if isinstance(value, str):
+            return value
+        self.budget.shown([value])
+        return self._settled(str(value), [value])
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         """Refuse access to an unsafe attribute at once."""
@@ -133,6 +140,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return super().call(context, callee, *args, **kwargs)
         inputs = [*args, *(value for name, value in kwargs.items() if not name.startswith("_"))]
         if owner is None:
+            self.budget.shown(() if isinstance(callee, type) else inputs)
             return self._settled(super().call(context, callee, *args, **kwargs), inputs)
         name = callee.__name__
         charge(self.budget, name, owner, inputs)
@@ -175,6 +183,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 raise SecurityError("format specifications inside format specifications are not allowed")
             self.budget.arguments(width for spec in specs for width in widths_of_spec(spec))
             if not by_field:
+                self.budget.shown([*args, *kwargs.values()], copies=len(parts))
                 return str(self._settled(whole(*args, **kwargs), [template, *args]))
             return self.concat(self._fields(parts, isinstance(template, CallerText), args, kwargs))
 
@@ -200,6 +209,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 name = _FIELD_NAME.match(field)
                 root = name.group() if name is not None else ""
                 value = args[int(root)] if root.isdecimal() else kwargs.get(root)
+                self.budget.shown([value])
                 yield self._settled(safe(*args, **kwargs), [value])
 
     def _settled(self, made: Any, inputs: Sequence[Any]) -> Any:
@@ -225,7 +235,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             self.budget.step()
+            if name in ORDERING:
+                args = tuple(self._counted(list(arg)) if isinstance(arg, Iterator) else arg for arg in args)
             values = [arg for arg in args if not isinstance(arg, Context | Environment | EvalContext)]
+            if name == "sum" and not isinstance(kwargs.get("start", [0, 0, *values[2:]][-1]), int | float):
+                raise SecurityError("sum of anything but numbers is not allowed")
             charge(self.budget, name, values[0] if values else None, [*values[1:], *kwargs.values()])
             made = function(*args, **kwargs)
             return self._counted(made) if exact else self._settled(made, [*values, *kwargs.values()])

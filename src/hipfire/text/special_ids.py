@@ -1,4 +1,4 @@
-"""Which token ids begin a text, end a turn, pad or stand for the unknown, from all that a model declares.
+"""Which token ids begin a text, end a turn or stand for the unknown, from all that a model declares.
 
 Every source may be silent; end tokens are the union of all sources, since one source alone is often wrong.
 This file knows nothing about files or text; `token_id` looks a token up by its text.
@@ -42,7 +42,6 @@ class SpecialIds:
 
     bos: int | None
     eos: frozenset[int]
-    pad: int | None
     unk: int | None
     add_bos: bool | None
 
@@ -63,9 +62,8 @@ def special_ids(assets: TextAssets, token_id: Callable[[str], int | None], rows:
     return SpecialIds(
         bos=next(iter(named.ids("bos")), None),
         eos=frozenset(ends),
-        pad=next(iter(named.ids("pad")), None),
         unk=next(iter(named.ids("unk")), None),
-        add_bos=bool(add_bos) if add_bos is not None else None,
+        add_bos=add_bos if isinstance(add_bos, bool) else None,
     )
 
 
@@ -88,13 +86,14 @@ class _Named:
     rows: int
 
     def ids(self, role: str) -> list[int]:
-        config = self.assets.model_config
-        nested = config.get("text_config")
-        sources: list[Mapping[str, Any]] = [self.assets.generation_config, config]
-        if isinstance(nested, Mapping):
-            sources.append(nested)
+        sources: list[Mapping[str, Any]] = [self.assets.generation_config]
+        # next to a GGUF vocabulary the config was written by a converter, which fills ids in by default
+        if self.assets.gguf is None:
+            config = self.assets.model_config
+            nested = config.get("text_config")
+            sources += [config, nested] if isinstance(nested, Mapping) else [config]
         found = self._valid([self._declared(role)])
-        found += self.from_gguf({"pad": "padding", "unk": "unknown"}.get(role, role))
+        found += self.from_gguf({"unk": "unknown"}.get(role, role))
         for source in sources:
             found += self._valid(_several(source.get(f"{role}_token_id")))
         return found

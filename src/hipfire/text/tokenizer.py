@@ -31,10 +31,9 @@ from hipfire.text.vocabulary import Spelling, Vocabulary, from_tokenizer_json
 class Tokenizer:
     """A model's tokenizer. Immutable; encoding and decoding may run in many threads at once.
 
-    `vocab_size` is the number of embedding rows, `real_vocab_size` that of tokens which exist; `surplus_ids`
-    are the rows between, which a sampler must never choose and which decode to nothing. `bos_id`, `pad_id`
-    and `unk_id` are None where the model has none; any of `eos_ids` ends a turn. `add_bos` is the model's own
-    rule.
+    `vocab_size` is the number of embedding rows; `surplus_ids` are those that stand for no token, which a
+    sampler must never choose and which decode to nothing. `bos_id` and `unk_id` are None where the model has
+    none; any of `eos_ids` ends a turn. `add_bos` is the model's own rule.
     """
 
     def __init__(self, vocabulary: Vocabulary, assets: TextAssets, vocab_rows: int) -> None:
@@ -46,7 +45,6 @@ class Tokenizer:
         self.vocab_size = vocab_rows
         self.bos_id = special.bos if special.bos is not None else vocabulary.bos_id
         self.eos_ids = special.eos
-        self.pad_id = special.pad
         self.unk_id = special.unk
         self.add_bos = self.bos_id is not None and (
             special.add_bos if special.add_bos is not None else vocabulary.add_bos
@@ -71,16 +69,6 @@ class Tokenizer:
             "the model has no tokenizer",
             hint="it needs a tokenizer.json or a GGUF vocabulary",
         )
-
-    @property
-    def real_vocab_size(self) -> int:
-        """The number of ids that stand for a token."""
-        return self.vocab_size - len(self.surplus_ids)
-
-    def is_real(self, token_id: int) -> bool:
-        """Say whether this id stands for a token rather than for an unused row of the embedding."""
-        texts = self._vocabulary.texts
-        return 0 <= token_id < len(texts) and texts[token_id] is not None
 
     def is_special(self, token_id: int) -> bool:
         """Say whether this id is a control token that is never shown as text."""
@@ -153,7 +141,12 @@ class Tokenizer:
         return sentencepiece_bytes(text)
 
     def token_text(self, token_id: int) -> str:
-        """Return one token as text, leading space kept; bytes that are no whole character become U+FFFD."""
+        """Return one token as text, leading space kept; bytes that are no whole character become U+FFFD.
+
+        A control token is returned as prompts spell it.
+        """
+        if token_id in self._controls:
+            return self._vocabulary.texts[token_id] or ""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def _with_bos(self, ids: list[int], wanted: bool) -> list[int]:
@@ -189,7 +182,8 @@ class Tokenizer:
 
     def _split_forged(self, piece: str, position: int, ids: Sequence[int]) -> list[int]:
         """Return ids of a piece of which the engine made a control token, by cutting that text in two."""
-        cut = next((found.start + 1 for found in self._scanner.scan(piece) if found.end - found.start > 1), 0)
+        markers = self._scanner.scan(piece, in_words=True)
+        cut = next((found.start + 1 for found in markers if found.end - found.start > 1), 0)
         if cut == 0:
             return [number for number in ids if number == self.unk_id or number not in self._controls]
         return self._ordinary(piece[:cut], position) + self._ordinary(piece[cut:], position + cut)

@@ -14,7 +14,9 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 from hipfire.base.errors import ArtifactError, UnsupportedError
 from hipfire.base.types import TextAssets
 from hipfire.text.controls import ControlToken, is_marker
+from hipfire.text.gguf_keys import check_types
 from hipfire.text.pretokenizers import family
+from hipfire.text.template_words import template_words
 from hipfire.text.vocabulary import Spelling, Vocabulary, check_rows
 
 _PREFIX: Final = "tokenizer.ggml."
@@ -39,10 +41,11 @@ def from_gguf(assets: TextAssets, rows: int) -> Vocabulary:
     UnsupportedError for other kinds of vocabulary and unknown pre-tokenizers.
     """
     keys = assets.gguf or {}
+    check_types(keys)
     tokens = _strings(keys, "tokens")
     kinds = _kinds(keys, len(tokens))
     check_rows(_TOKENS, len(tokens) - 1, rows)
-    controls, plain = _not_merged(keys, tokens, kinds, tuple(assets.chat_templates.values()))
+    controls, plain = _not_merged(keys, tokens, kinds, template_words(assets.chat_templates.values()))
     model = keys.get(_PREFIX + "model")
     if model == "gpt2":
         return _byte_level(keys, tokens, kinds, controls, plain)
@@ -55,7 +58,7 @@ def from_gguf(assets: TextAssets, rows: int) -> Vocabulary:
 
 
 def _not_merged(
-    keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], templates: Sequence[str]
+    keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], written: str
 ) -> tuple[dict[str, ControlToken], list[str]]:
     """Return the control tokens, and the other tokens that are matched whole.
 
@@ -69,7 +72,7 @@ def _not_merged(
     for number, kind in enumerate(kinds):
         if kind in special or number in declared:
             controls.setdefault(tokens[number], ControlToken(number, special=True))
-        elif kind == user_defined and is_marker(tokens[number], templates):
+        elif kind == user_defined and is_marker(tokens[number], written):
             controls.setdefault(tokens[number], ControlToken(number, special=False))
         elif kind == user_defined and tokens[number]:
             plain.append(tokens[number])
@@ -103,7 +106,7 @@ def _byte_level(
         texts=_texts(tokens, kinds),
         controls=controls,
         spelling=Spelling.BYTE_LEVEL,
-        raw_ids=_raw(kinds),
+        raw_ids=_of_kind(kinds, Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED),
         add_bos=rule.add_bos,
     )
 
@@ -116,7 +119,7 @@ def _sentencepiece(
     plain: Sequence[str],
 ) -> Vocabulary:
     scores = keys.get(_PREFIX + "scores")
-    if not isinstance(scores, Sequence) or len(scores) != len(tokens):
+    if scores is None or len(scores) != len(tokens):
         raise ArtifactError(f"not one score for each of {len(tokens)} tokens", field=_PREFIX + "scores")
     ids = _ids(tokens, kinds)
     unknown = next((tokens[index] for index, kind in enumerate(kinds) if kind == Kind.UNKNOWN), None)
@@ -135,7 +138,7 @@ def _sentencepiece(
         texts=_texts(tokens, kinds),
         controls=controls,
         spelling=Spelling.SENTENCEPIECE,
-        raw_ids=_raw(kinds),
+        raw_ids=_of_kind(kinds, Kind.CONTROL, Kind.UNKNOWN),
         adds_prefix_space=prefix,
         drops_prefix_space=prefix,
         add_bos=True,
@@ -191,24 +194,24 @@ def _texts(tokens: Sequence[str], kinds: Sequence[int]) -> list[str | None]:
     return [None if kind == unused else text for text, kind in zip(tokens, kinds, strict=True)]
 
 
-def _raw(kinds: Sequence[int]) -> frozenset[int]:
-    spelled = {int(kind) for kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED)}
-    return frozenset(number for number, kind in enumerate(kinds) if kind in spelled)
+def _of_kind(kinds: Sequence[int], *wanted: Kind) -> frozenset[int]:
+    numbers = {int(kind) for kind in wanted}
+    return frozenset(number for number, kind in enumerate(kinds) if kind in numbers)
 
 
 def _strings(keys: Mapping[str, Any], name: str) -> Sequence[str]:
     value = keys.get(_PREFIX + name)
-    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+    if not value:
         raise ArtifactError("the list is missing or empty", field=_PREFIX + name)
-    if not all(isinstance(text, str) for text in value):
-        raise ArtifactError("the list holds something else than strings", field=_PREFIX + name)
-    return value
+    texts: Sequence[str] = value
+    return texts
 
 
 def _kinds(keys: Mapping[str, Any], count: int) -> Sequence[int]:
     value = keys.get(_PREFIX + "token_type")
     if value is None:
         return [int(Kind.NORMAL)] * count
-    if not isinstance(value, Sequence) or len(value) != count:
+    types: Sequence[int] = value
+    if len(types) != count:
         raise ArtifactError(f"not one type for each of {count} tokens", field=_PREFIX + "token_type")
-    return value
+    return types

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from hipfire.base.errors import ArtifactError
 from hipfire.base.types import TextAssets
 from hipfire.text.controls import ControlToken, is_marker
+from hipfire.text.template_words import template_words
 
 _SPM_DECODERS: Final = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
 
@@ -69,17 +70,14 @@ def from_tokenizer_json(assets: TextAssets, rows: int) -> Vocabulary:
         ("tokenizer_config.json (added_tokens_decoder)", late),
     ):
         check_rows(place, max(numbers, default=-1), rows)
-    templates = tuple(assets.chat_templates.values())
+    written = template_words(assets.chat_templates.values())
     declared = {declared_token(assets.tokenizer_config, role) for role in ("bos", "eos")}
     controls = {
         token.content: _control(number, token, token.special or token.content in declared)
         for number, token in {**added, **late}.items()
         if token.content
         and (
-            token.special
-            or number in late
-            or token.content in declared
-            or is_marker(token.content, templates)
+            token.special or number in late or token.content in declared or is_marker(token.content, written)
         )
     }
     engine.add_special_tokens([text for text in controls if text in ids])
@@ -95,7 +93,8 @@ def from_tokenizer_json(assets: TextAssets, rows: int) -> Vocabulary:
         texts=texts,
         controls=controls,
         spelling=spelling,
-        raw_ids=frozenset(added) | frozenset(late),
+        # SentencePiece's decoder treats added tokens as all others
+        raw_ids=frozenset() if spelling is Spelling.SENTENCEPIECE else frozenset({**added, **late}),
         drops_prefix_space=drops,
         bos_id=lead,
         add_bos=lead is not None,
