@@ -15,6 +15,7 @@ from hipfire.models.sizes import Sizes
 from hipfire.runtime.admission import MemoryPlan
 from hipfire.runtime.load import LoadedModel
 from hipfire.runtime.runner import Runner
+from hipfire.runtime.templates import Templates
 from hipfire.text.template import ChatTemplate
 from hipfire.text.tokenizer import Tokenizer as HipfireTokenizer
 from tiny_models import IM_END, ROWS, TEMPLATE, tokenizer_text
@@ -71,6 +72,7 @@ def recite(
         chat_templates={"default": TEMPLATE},
     )
     family: Any = None
+    template = ChatTemplate(TEMPLATE, bos_token=None, eos_token=END)
     return LoadedModel(
         path=Path("recital"),
         family=family,
@@ -78,7 +80,7 @@ def recite(
         model=model,
         runner=Runner(model, cache, chunk=5),
         tokenizer=HipfireTokenizer.from_assets(assets, vocab),
-        template=ChatTemplate(TEMPLATE, bos_token=None, eos_token=END),
+        templates=Templates(template, template),
         end_ids=frozenset({IM_END}),
         assets=assets,
         plan=MemoryPlan(0, 0, 0),

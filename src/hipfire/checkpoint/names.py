@@ -89,20 +89,25 @@ class NamedCheckpoint:
     def find(self, name: str) -> StoredTensor | None:
         """Return where the canonical tensor `name` is stored, or None if the checkpoint lacks it."""
         tensors = self.checkpoint.tensors
-        rule = self._rules.get(name)
         if self._gguf:
-            stored = rule.gguf if rule is not None else name
-            info = tensors.get(stored)
-            return None if info is None else StoredTensor(info, rule.change if rule is not None else "none")
-        change: Change = "none"
-        if self._interleaved and rule is not None and rule.change in ("q_rows", "k_rows"):
-            change = rule.change
+            rule = self._rules.get(name)
+            info = tensors.get(name if rule is None else rule.gguf)
+            return None if info is None else StoredTensor(info, self.change_of(name))
         for old, new in PREFIXES:
             if name.startswith(old):
                 info = tensors.get(new + name[len(old) :])
                 if info is not None:
-                    return StoredTensor(info, change)
+                    return StoredTensor(info, self.change_of(name))
         return None
+
+    def change_of(self, name: str) -> Change:
+        """Return the change that leads from the stored form of a canonical tensor to its own."""
+        rule = self._rules.get(name)
+        if rule is None:
+            return "none"
+        if self._gguf or (self._interleaved and rule.change in ("q_rows", "k_rows")):
+            return rule.change
+        return "none"
 
     def require(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """Return where `name` is stored; ArtifactError if it is missing or has another shape.

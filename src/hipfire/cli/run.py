@@ -218,6 +218,8 @@ def _load(
     if loaded.unknown_tensors:
         listed = ", ".join(loaded.unknown_tensors[:3])
         log.logger().warning(f"{len(loaded.unknown_tensors)} tensors of the file are not used: {listed}")
+    for fault in loaded.templates.faults() if loaded.templates is not None else ():
+        log.logger().warning(f"the chat template cannot render every conversation: {fault}")
     return llm, _settings(resolve, generation_defaults(loaded.assets.generation_config), seed)
 
 
@@ -252,7 +254,7 @@ def _start(llm: LLM, text: str, settings: Settings, stops: tuple[str, ...], *, r
     generation = GenerationParams(max_tokens=settings.max_tokens, stop=stops)
     # a length that nobody asked for must not make a long prompt fail
     fit = not settings.chosen_length
-    if not raw and llm.loaded.template is None:
+    if not raw and llm.loaded.templates is None:
         log.logger().info("a base model without a chat template: it continues the prompt's text")
         if settings.system:
             log.logger().warning("the system message is left out: it needs a chat template")

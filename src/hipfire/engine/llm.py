@@ -138,12 +138,14 @@ class LLM:
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """Return the token ids of a conversation, the assistant's turn opened."""
-        if self._loaded.template is None:
+        templates = self._loaded.templates
+        if templates is None:
             raise UnsupportedError(
                 f"{self._loaded.path.name} has no chat template: it is a base model",
                 hint="use generate() with plain text, or set prompt.chat_template",
             )
-        return self._loaded.tokenizer.encode_chat(self._loaded.template.render(messages, tools=tools))
+        rendered = templates.pick(tools).render(messages, tools=tools)
+        return self._loaded.tokenizer.encode_chat(rendered)
 
     def _start(
         self,

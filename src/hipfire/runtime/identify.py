@@ -24,6 +24,9 @@ TEXT_MODEL = re.compile(
 # buffers that older checkpoints store, and the head's matrix where the head is tied
 HARMLESS = ("rotary_emb.inv_freq", "lm_head.weight", "output.weight")
 
+# header numbers from here on are hipfire's own
+OWN_NUMBERS = 200
+
 # the mark in a container's metadata that rotary rows are in half-split order, whatever the source was
 ROW_ORDER_KEY, HALF_SPLIT = "row_order", "half_split"
 
@@ -44,7 +47,9 @@ def read_config(checkpoint: Checkpoint) -> tuple[ModelFamily, ModelConfig]:
             hint="the checkpoint needs its config.json",
         )
     family = family_of(model_type)
-    if isinstance(checkpoint, HfqFile) and checkpoint.arch_id != family.arch_id:
+    # the original wrote 0 for families that its table has no number for
+    accepted = {family.arch_id, 0} if family.arch_id >= OWN_NUMBERS else {family.arch_id}
+    if isinstance(checkpoint, HfqFile) and checkpoint.arch_id not in accepted:
         raise ArtifactError(
             f"is {checkpoint.arch_id} but {model_type} models have {family.arch_id}",
             path=checkpoint.path,

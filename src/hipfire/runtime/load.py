@@ -23,8 +23,8 @@ from hipfire.models.family import Model, ModelConfig, ModelFamily
 from hipfire.runtime.admission import MemoryPlan, admit, available_memory, fits, plan_memory
 from hipfire.runtime.identify import named_checkpoint, read_config, unused_tensors
 from hipfire.runtime.runner import PREFILL_CHUNK, Runner
+from hipfire.runtime.templates import Templates, load_templates
 from hipfire.runtime.weights import CheckpointWeights, Residency, packed_nbytes
-from hipfire.text.template import ChatTemplate, choose_template
 from hipfire.text.tokenizer import Tokenizer
 
 # the context that a load takes unless told otherwise, where the model itself allows more
@@ -60,7 +60,8 @@ class LoadOptions:
 class LoadedModel:
     """A model that is ready to run.
 
-    Any of `end_ids` ends a turn: those of the tokenizer and those that the template writes.
+    Any of `end_ids` ends a turn: those of the tokenizer and those that a template writes.
+    `templates` is None for a base model.
     `unknown_tensors` are names in the file that the model has no use for.
     """
 
@@ -70,7 +71,7 @@ class LoadedModel:
     model: Model
     runner: Runner
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    templates: Templates | None
     end_ids: frozenset[int]
     assets: TextAssets
     plan: MemoryPlan
@@ -100,7 +101,13 @@ def load_model(path: Path, options: LoadOptions | None = None) -> LoadedModel:
         max_seq = _context(options, config)
         assets = checkpoint.text_assets()
         tokenizer = Tokenizer.from_assets(assets, config.sizes.vocab_size)
-        template = _template(assets, tokenizer, options, path)
+        templates = load_templates(
+            assets,
+            tokenizer,
+            path,
+            override_file=options.template_file,
+            user_dir=options.template_dir,
+        )
         plan, residency = _admit(named, config, options, mode, max_seq)
         weights = CheckpointWeights(
             named, heads=config.sizes.heads, kv_heads=config.sizes.kv_heads, residency=residency
@@ -108,7 +115,9 @@ def load_model(path: Path, options: LoadOptions | None = None) -> LoadedModel:
         with torch.inference_mode():
             model = family.build(config, weights)
             cache = KvCache(config.cache_specs(), mode=mode, slots=options.slots, max_seq=max_seq)
-    ends = tokenizer.turn_end_ids(template.source) if template is not None else frozenset()
+    ends = frozenset[int]()
+    if templates is not None:
+        ends = tokenizer.turn_end_ids(templates.chat.source) | tokenizer.turn_end_ids(templates.tools.source)
     return LoadedModel(
         path=path,
         family=family,
@@ -116,40 +125,13 @@ def load_model(path: Path, options: LoadOptions | None = None) -> LoadedModel:
         model=model,
         runner=Runner(model, cache, Launcher(), chunk=options.prefill_chunk),
         tokenizer=tokenizer,
-        template=template,
+        templates=templates,
         end_ids=tokenizer.eos_ids | ends,
         assets=assets,
         plan=plan,
         residency=residency,
         unknown_tensors=tuple(unknown),
     )
-
-
-def _template(
-    assets: TextAssets, tokenizer: Tokenizer, options: LoadOptions, path: Path
-) -> ChatTemplate | None:
-    choice = choose_template(
-        assets,
-        override_file=options.template_file,
-        user_dir=options.template_dir,
-        model_stem=path.name,
-    )
-    if choice is None:
-        return None
-    bos = None if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id)
-    eos = _eos_text(assets, tokenizer)
-    return ChatTemplate(choice.source, bos_token=bos, eos_token=eos, origin=choice.origin)
-
-
-def _eos_text(assets: TextAssets, tokenizer: Tokenizer) -> str | None:
-    """Return the one end token that templates print, which the set of end tokens does not tell."""
-    declared = assets.tokenizer_config.get("eos_token")
-    if isinstance(declared, dict):
-        declared = declared.get("content")
-    if isinstance(declared, str):
-        return declared
-    number = (assets.gguf or {}).get("tokenizer.ggml.eos_token_id")
-    return tokenizer.token_text(number) if isinstance(number, int) else None
 
 
 def _context(options: LoadOptions, config: ModelConfig) -> int:
