@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from hipfire.base.env import let_threads_sleep
+
 if TYPE_CHECKING:
     from hipfire.base.errors import HipfireError
     from hipfire.base.sampling import GenerationParams, SamplingParams
@@ -26,5 +28,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         import importlib  # noqa: PLC0415 - only needed on first use of a public name
 
+        let_threads_sleep()
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,8 @@ from checkpoint_samples import (
 )
 
 from hipfire.base.errors import ArtifactError, UnsupportedError
-from hipfire.base.qtypes import BLOCKS, GGUF_BASE
+from hipfire.base.qtypes import BLOCKS, GGML_NAMES, GGUF_BASE, qtype_name
+from hipfire.checkpoint import gguf_values
 from hipfire.checkpoint.ggml_types import GGML_BLOCKS, RETIRED
 from hipfire.checkpoint.gguf import GgufFile
 
@@ -44,6 +45,9 @@ def test_block_sizes_match_the_reference_package_and_the_format_table() -> None:
         if qtype >= GGUF_BASE:
             assert GGML_BLOCKS[qtype - GGUF_BASE][1:] == (block.elements, block.nbytes)
     assert not set(RETIRED) & set(GGML_BLOCKS)
+    assert set(GGML_NAMES) == set(GGML_BLOCKS)
+    assert [qtype_name(GGUF_BASE + kind) for kind in (2, 10, 23)] == ["GGUF_Q4_0", "GGUF_Q2_K", "GGUF_IQ4_XS"]
+    assert qtype_name(GGUF_BASE + 999) == f"qtype {GGUF_BASE + 999}"
 
 
 def test_file_of_the_reference_writer(tmp_path: Path) -> None:
@@ -216,6 +220,16 @@ def test_bad_entries(tmp_path: Path, entries: list[tuple[str | bytes, bytes]], w
         return
     with bounded(seconds=2, nbytes=2**20), pytest.raises(ArtifactError, match=words):
         GgufFile.open(path)
+
+
+def test_arrays_of_one_file_have_a_limit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_values, "MAX_TOTAL_ENTRIES", 5)
+    nested = array(9, [struct.pack("<IQ", 4, 1) + struct.pack("<I", 7)])
+    path = put(tmp_path, gguf_bytes([("a", array(4, [struct.pack("<I", 1)] * 3)), ("b", nested)]))
+    assert GgufFile.open(path).model_config == {"a": [1, 1, 1], "b": [[7]]}
+    entries = [("a", array(4, [struct.pack("<I", 1)] * 3)), ("b", nested), ("c", array(8, [text("x")]))]
+    with pytest.raises(ArtifactError, match=r"entry 2 \(c\): .*more than 5 entries together"):
+        GgufFile.open(put(tmp_path, gguf_bytes(entries)))
 
 
 def test_keys_after_a_nested_array_are_read_from_the_right_place(tmp_path: Path) -> None:

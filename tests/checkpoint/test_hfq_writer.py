@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from hipfire.base.errors import ArtifactError, ValidationError
 from hipfire.base.qtypes import BLOCKS, GGUF_BASE, QType, packed_nbytes
 from hipfire.base.types import TensorInfo
 from hipfire.checkpoint.hfq import HfqFile
-from hipfire.checkpoint.hfq_writer import container_nbytes, write_hfq
+from hipfire.checkpoint.hfq_writer import STALE_SECONDS, container_nbytes, write_hfq
 
 F32 = QType.F32
 ONE = TensorInfo("w", F32, (2,), 8)
@@ -184,7 +186,7 @@ def test_a_full_disk_is_one_typed_error(tmp_path: Path, monkeypatch: pytest.Monk
     assert names_in(tmp_path) == []
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
 def test_a_write_that_fails_is_one_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path.open
     monkeypatch.setattr(Path, "open", lambda _, mode: real(Path("/dev/full"), "r+b", buffering=16))
@@ -222,3 +224,29 @@ def test_vocabulary_metadata_is_written_quickly(tmp_path: Path) -> None:
     assert time.process_time() - start < 8
     raw = json.loads((tmp_path / "x.hfq").read_bytes()[32:-4].rstrip(b"\0"))
     assert raw == metadata
+
+
+def test_leftovers_of_dead_writers_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    old = time.time() - STALE_SECONDS - 1
+    made = {
+        f".hipfire-{ended.pid}-{'0' * 16}.tmp": old,
+        f".hipfire-{ended.pid}-{'1' * 16}.tmp": time.time(),
+        f".hipfire-{os.getpid()}-{'2' * 16}.tmp": old,
+        f".hipfire-{ended.pid}-mine.tmp": old,
+        f"hipfire-{ended.pid}-{'3' * 16}.tmp": old,
+    }
+    for name, moment in made.items():
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (moment, moment))
+    write_hfq(tmp_path / "x.hfq", 1, {}, [ONE], [[b"12345678"]])
+    assert names_in(tmp_path) == sorted([*list(made)[1:], "x.hfq"])
+
+
+def test_a_device_or_pipe_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.hfq")
+    with pytest.raises(ArtifactError, match="not a regular file"):
+        write_hfq(tmp_path / "x.hfq", 1, {}, [ONE], [[b"12345678"]])
+    assert (tmp_path / "x.hfq").is_fifo()
+    assert names_in(tmp_path) == ["x.hfq"]

@@ -18,7 +18,7 @@ from recording import make_transfer
 from hipfire.base.errors import HipfireError, TransportError
 from hipfire.checkpoint import partial as partial_module
 from hipfire.checkpoint.fetch import download
-from hipfire.checkpoint.fetch_faults import connection_fault, status_advice
+from hipfire.checkpoint.fetch_faults import connection_fault
 from hipfire.checkpoint.partial import Target
 
 MIB = 1 << 20
@@ -185,24 +185,13 @@ def test_busy_server_is_tried_again_and_its_wait_honoured(tmp_path: Path) -> Non
         fetch(Behaviour(BODY, always_status=503), tmp_path / "g.part")
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_refusals_have_their_own_advice_with_and_without_token(tmp_path: Path, status: int) -> None:
-    hints = []
-    for token in (None, "secret"):
-        plan = Behaviour(BODY, always_status=status)
-        with pytest.raises(TransportError, match=str(status)) as caught:
-            fetch(plan, tmp_path / "f.part", token=token)
-        assert len(plan.requests) == 1
-        assert plan.requests[0].get("authorization") == (f"Bearer {token}" if token else None)
-        assert "secret" not in caught.value.line()
-        hints.append(caught.value.hint)
-    assert len(set(hints)) == 2
-
-
-def test_advice_differs_by_status() -> None:
-    advice = {status_advice(status, has_token=token) for status in (401, 403, 404) for token in (True, False)}
-    assert len(advice) == 6
-    assert "HTTPS_PROXY" in status_advice(407, has_token=False)
+def test_a_long_check_of_earlier_bytes_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f.part"
+    monkeypatch.setattr(partial_module, "LONG_CHECK", 2 * MIB)
+    for have, notes in ((2 * MIB - 1, []), (2 * MIB, ["checking 2 MiB already fetched"])):
+        plan = Behaviour(BODY)
+        leave_partial(path, BODY[:have], sha256=plan.sha256)
+        assert fetch(plan, path).recorder.notes == notes
 
 
 def test_unreachable_server_gives_the_reason(tmp_path: Path) -> None:

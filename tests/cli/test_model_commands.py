@@ -16,6 +16,7 @@ from fault_server import Behaviour, serving
 from samples import BODY, card, write_gguf
 from shell import spawn, use_registry
 
+from hipfire.checkpoint.library import manifest_path
 from hipfire.cli.main import main
 
 ESCAPE = "\x1b"
@@ -70,6 +71,20 @@ def test_pull_quantizes_on_arrival(
     assert main(["pull", "tiny", "--format", "hf4"]) == 0
     assert "already there" in capsys.readouterr().err
     assert out.read_bytes() == b"kept"
+    # a record that is there is not replaced: it says that the file changed
+    assert main(["verify", "tiny:1m-hf4"]) == 1
+    # as after a call that ended before it wrote the record
+    manifest_path(out).unlink()
+    assert main(["pull", "tiny", "--format", "hf4"]) == 0
+    assert main(["verify", "tiny:1m-hf4"]) == 0
+    capsys.readouterr()
+
+    def stopped(*_: object, **__: object) -> None:
+        assert not manifest_path(out).exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hipfire.quantize.pipeline.quantize", stopped)
+    assert main(["pull", "tiny", "--format", "hf4", "--force"]) == 130
     assert main(["rm", "tiny-hf4", "-y"]) == 0
     assert (home / "models" / "Tiny.gguf").exists()
 

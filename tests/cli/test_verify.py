@@ -32,7 +32,7 @@ def installed(tmp_path: Path) -> tuple[Library, Path]:
 def test_verify_finds_a_flipped_byte_and_a_cut_file(tmp_path: Path) -> None:
     library, path = installed(tmp_path)
     model = library.require("tiny.gguf")
-    assert verify(model) == sha256(BODY)
+    assert verify(model) == {path: sha256(BODY)}
     path.write_bytes(BODY[:5] + b"\0" + BODY[6:])
     with pytest.raises(ArtifactError, match=f"expected {sha256(BODY)}"):
         verify(model)

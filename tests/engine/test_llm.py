@@ -206,3 +206,38 @@ def test_too_little_memory_for_decoded_weights_falls_back_to_packed(
 def test_importing_hipfire_does_not_import_torch() -> None:
     code = "import sys, hipfire; hipfire.GenerationParams(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("bad", [None, 5, b"text", {"a": 1}])
+def test_prompts_that_are_no_text_are_refused(folder: Path, bad: Any) -> None:
+    llm = LLM(folder)
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(ValidationError, match="a prompt is text"):
+            call(bad)
+
+
+def test_arguments_in_the_wrong_order_are_named(folder: Path) -> None:
+    wrong: Any = GenerationParams()
+    with pytest.raises(ValidationError, match="sampling is a GenerationParams"):
+        LLM(folder).generate("x", wrong)
+
+
+def test_a_closed_stream_ends_and_leaves_the_model_usable(folder: Path) -> None:
+    llm = LLM(folder)
+    stream = llm.stream("a", generation=GenerationParams(max_tokens=30, ignore_eos=True))
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    assert stream.completion is None
+    with pytest.raises(ValidationError, match="interrupted"):
+        stream.finish()
+    assert len(llm.generate("b", generation=GenerationParams(max_tokens=2)).tokens) == 2
+
+
+def test_advice_to_raise_the_context_is_given_only_where_it_can_help(folder: Path) -> None:
+    llm = LLM(folder, LoadOptions(max_seq=512))
+    with pytest.raises(ContextLengthError, match="raise memory"):
+        llm.generate("x", generation=GenerationParams(max_tokens=600))
+    with pytest.raises(ContextLengthError) as caught:
+        llm.generate("x", generation=GenerationParams(max_tokens=5000))
+    assert "raise" not in caught.value.hint

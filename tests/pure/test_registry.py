@@ -19,6 +19,7 @@ CARD: dict[str, Any] = {
     "min_memory_gb": 1, "desc": "tiny", "license": "MIT", "recommended_settings": {"temperature": 0.5},
     "sources": [{"kind": "hf", "repo": "me/tiny", "file": "tiny.gguf"}],
 }  # fmt: skip
+PACKAGE = {"name": "tiny", "version": "1.0", "member": "a/m", "sha256": DIGEST, "size": 10}
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -100,11 +101,8 @@ def test_unsafe_names_are_refused_before_a_suggestion(bundled: Registry, name: s
 def test_settings_and_profiles(bundled: Registry) -> None:
     card = bundled.models["qwen3.5:9b"]
     assert card.settings()["generation.temperature"] == 1.0
-    coding = card.settings("coding")
-    assert (coding["generation.temperature"], coding["generation.presence_penalty"]) == (0.6, 0.0)
-    assert card.settings("instruct")["generation.top_p"] == 0.8
-    with pytest.raises(ValidationError, match="general, coding, instruct"):
-        card.settings("poetry")
+    assert set(card.sampling_profiles) == {"general", "coding", "instruct"}
+    assert card.sampling_profiles["coding"]["generation.temperature"] == 0.6
     assert parse(document(default_kv_mode="q8")).models["tiny:1m"].settings()["memory.kv_cache"] == "q8"
 
 
@@ -136,6 +134,13 @@ def test_digest_prefix_matches_only_its_own(bundled: Registry) -> None:
         ({"sources": [1]}, "sources"),
         ({"sources": [{"kind": "hf", "repo": "no-owner", "file": "f"}]}, "repo"),
         ({"sources": [{"kind": "hf", "repo": "a/b", "file": "f", "extra": 1}]}, "extra"),
+        *(
+            ({"sources": [{"kind": "hf", "repo": "a/b", "file": path}]}, "file")
+            for path in ("/etc/x", "../x", "a/../b", "a//b", "a\\b", "C:/x", "", "a/\x1b")
+        ),
+        ({"sources": [{"kind": "hf", "repo": "a/b", "file": "f", "revision": "../x"}]}, "revision"),
+        ({"sources": [{"kind": "pypi", "packages": [PACKAGE | {"member": "../m"}]}]}, "member"),
+        ({"sources": [{"kind": "pypi", "packages": [PACKAGE | {"member": "/m"}]}]}, "member"),
         ({"recommended_settings": {"temperature": 9}}, "settings"),
         ({"recommended_settings": {"threads": 1}}, "settings"),
         ({"recommended_settings": {"magic": 1}}, "settings"),
@@ -184,3 +189,11 @@ def test_registry_file_variable_replaces_the_bundled_one(
     monkeypatch.setenv("HIPFIRE_REGISTRY_FILE", str(tmp_path / "gone.json"))
     with pytest.raises(ArtifactError, match=r"gone\.json"):
         load_registry()
+
+
+def test_paths_of_several_parts_are_kept() -> None:
+    hub = {"kind": "hf", "repo": "a/b", "file": "sub/f.gguf", "revision": "refs/pr/1"}
+    card = parse(document(sources=[hub, {"kind": "pypi", "packages": [PACKAGE]}])).models["tiny:1m"]
+    assert card.sources[0] == HfSource("a/b", "sub/f.gguf", "refs/pr/1")
+    assert isinstance(card.sources[1], PypiSource)
+    assert card.sources[1].packages[0].member == "a/m"

@@ -8,6 +8,7 @@ import torch
 from helpers import MemoryCheckpoint
 from hipfire.base.errors import HipfireError, ValidationError
 from hipfire.base.qtypes import QType
+from hipfire.checkpoint.library import FORMAT_SUFFIXES
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.models.family import ModelConfig, family_of
 from hipfire.quantize.pipeline import plan_tensors
@@ -48,6 +49,8 @@ HALF = [
 
 def test_the_table_covers_every_recipe() -> None:
     assert {candidate.name for candidate in RECIPES} == set(MATRIX)
+    # the library finds quantized files by these suffixes
+    assert tuple(candidate.name for candidate in RECIPES) == FORMAT_SUFFIXES
     assert {alias: candidate.name for candidate in RECIPES for alias in candidate.aliases} == ALIASES
 
 

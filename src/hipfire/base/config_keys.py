@@ -40,7 +40,6 @@ class Key:
     low_open: bool = False
     choices: tuple[str, ...] = ()
     scope: Literal["model", "process"] = "model"
-    lifecycle: Literal["stable", "experimental", "deprecated"] = "stable"
 
     @property
     def rule(self) -> str:

@@ -7,8 +7,9 @@ creates nothing on disk.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from hipfire.base.errors import ValidationError
 
@@ -91,5 +92,49 @@ def hf_token(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def hf_endpoint(env: Mapping[str, str] = os.environ) -> str | None:
-    """Return the model hub's base address (HIPFIRE_HF_BASE, else HF_ENDPOINT), or None for the default."""
-    return get("HIPFIRE_HF_BASE", env) or get("HF_ENDPOINT", env)
+    """Return the model hub's base address (HIPFIRE_HF_BASE, else HF_ENDPOINT), or None for the default.
+
+    Raises ValidationError, which names the variable, for anything but an http or https address with a host.
+    """
+    for name in ("HIPFIRE_HF_BASE", "HF_ENDPOINT"):
+        address = get(name, env)
+        if address is not None:
+            return _checked_address(address, name)
+    return None
+
+
+def pip_cert(env: Mapping[str, str] = os.environ) -> str | None:
+    """Return the file or folder of certificates that pip was told to trust (PIP_CERT), or None.
+
+    Raises ValidationError if it is not there.
+    """
+    chosen = get("PIP_CERT", env)
+    if chosen is None:
+        return None
+    path = absolute(chosen, what="PIP_CERT")
+    if not path.exists():
+        raise ValidationError(f"PIP_CERT: no certificates at {path}", hint="correct the variable or unset it")
+    return str(path)
+
+
+def _checked_address(address: str, name: str) -> str:
+    try:
+        parts = urlsplit(address)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        # a port that is no number, or a broken IPv6 address
+        fits = False
+    if not fits or any(char.isspace() for char in address):
+        raise ValidationError(
+            f"{name}: {address!r} is not an address", hint="use one such as https://host.example"
+        )
+    return address
+
+
+def let_threads_sleep(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Make the threads of the matrix library sleep while they wait, unless the user has chosen otherwise.
+
+    By default they spin. On a machine with other work that starves the thread they wait for: a conversion was
+    seen to take more than ten times as long. This must run before torch is imported.
+    """
+    environment.setdefault("OMP_WAIT_POLICY", "passive")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from hipfire.base.printable import one_line
+
 
 class HipfireError(Exception):
     """Base of all hipfire errors.
@@ -27,9 +29,7 @@ class HipfireError(Exception):
 
         Control characters, as names from hostile files may hold, are shown escaped.
         """
-        text = f"{self.message}; {self.hint}" if self.hint else self.message
-        line = " ".join(text.split())
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        return one_line(f"{self.message}; {self.hint}" if self.hint else self.message)
 
     def __str__(self) -> str:
         return self.line()

@@ -1,12 +1,15 @@
 """One-line notices on stderr, and the process-wide logger.
 
-stdout is payload. Everything here goes to stderr, without colour. This file does not know progress bars.
+stdout is payload. Everything here goes to stderr, without colour; control characters are shown escaped. This
+file does not know progress bars.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+
+from hipfire.base.printable import one_line
 
 LOGGER_NAME = "hipfire"
 
@@ -17,7 +20,7 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         try:
-            sys.stderr.write(f"hipfire: {level}{' '.join(record.getMessage().split())}\n")
+            sys.stderr.write(f"hipfire: {level}{one_line(record.getMessage())}\n")
             sys.stderr.flush()
         except (OSError, ValueError):
             self.handleError(record)

@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 import requests
 
 from hipfire.base.errors import TransportError
-from hipfire.checkpoint.fetch_faults import RetryableError, connection_fault, status_fault
+from hipfire.checkpoint.fetch_faults import Origin, RetryableError, connection_fault, status_fault
 from hipfire.checkpoint.partial import CHUNK, Partial, Target, require_space, write_error
 from hipfire.checkpoint.progress import TransferProgress
 
@@ -44,6 +44,18 @@ class Transfer:
     policy: Policy = Policy()
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a source is asked: which `origin` it is, the bearer `token` to send, and certificates to trust.
+
+    `ca_file` is a file or a folder; None leaves the choice to `requests` (REQUESTS_CA_BUNDLE, else its own).
+    """
+
+    origin: Origin = "hub"
+    token: str | None = None
+    ca_file: str | None = None
+
+
 @dataclass
 class _Run:
     """The state of one download over all its connections."""
@@ -51,7 +63,7 @@ class _Run:
     url: str
     partial: Partial
     transfer: Transfer
-    token: str | None
+    access: Access
     high_water: int = 0
     restarts: set[str] = field(default_factory=set)
 
@@ -77,21 +89,21 @@ def download(
     target: Target,
     transfer: Transfer,
     label: str = "",
-    token: str | None = None,
+    access: Access = Access(),
 ) -> str:
     """Fetch `url` into `destination` and return its SHA-256.
 
     A `destination` left by an interrupted call is continued if it belongs to the same target. The session's
-    proxies and certificates apply (HTTPS_PROXY, NO_PROXY, REQUESTS_CA_BUNDLE). `token` is sent as a bearer
-    token. Raises TransportError with the reason; the bytes so far then stay for the next call, except for
+    proxies and certificates apply (HTTPS_PROXY, NO_PROXY, REQUESTS_CA_BUNDLE) where `access` does not replace
+    them. Raises TransportError with the reason; the bytes so far then stay for the next call, except for
     those that turned out to be wrong.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     transfer.progress.start(label or destination.name, target.size)
     try:
-        with Partial(destination, target, url) as partial:
+        with Partial(destination, target, url, note=transfer.progress.note) as partial:
             require_space(destination.parent, max(0, (target.size or 0) - partial.size))
-            run = _Run(url, partial, transfer, token, high_water=partial.size)
+            run = _Run(url, partial, transfer, access, high_water=partial.size)
             fetch_once = _copy_local if urlsplit(url).scheme == "file" else _stream
             _until_complete(run, fetch_once)
             partial.seal()
@@ -142,15 +154,19 @@ def _copy_local(run: _Run) -> None:
 def _stream(run: _Run) -> None:
     partial = run.partial
     headers = {"Accept-Encoding": "identity"}
-    if run.token:
-        headers["Authorization"] = f"Bearer {run.token}"
+    if run.access.token:
+        headers["Authorization"] = f"Bearer {run.access.token}"
     if partial.size:
         headers["Range"] = f"bytes={partial.size}-"
         if partial.etag and not partial.etag.startswith("W/"):
             headers["If-Range"] = partial.etag
     try:
         response = run.transfer.session.get(
-            run.url, headers=headers, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS)
+            run.url,
+            headers=headers,
+            stream=True,
+            timeout=(CONNECT_SECONDS, READ_SECONDS),
+            verify=run.access.ca_file,
         )
     except OSError as error:
         raise connection_fault(error, run.url) from error
@@ -159,7 +175,7 @@ def _stream(run: _Run) -> None:
             run.restart("the server cannot continue this file")
             return _stream(run)
         if response.status_code not in (200, 206):
-            raise status_fault(response, has_token=run.token is not None)
+            raise status_fault(response, run.access.origin, has_token=run.access.token is not None)
         try:
             return _receive(run, response)
         except requests.RequestException as error:

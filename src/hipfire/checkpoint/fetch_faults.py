@@ -6,12 +6,14 @@ does).
 
 from __future__ import annotations
 
+from typing import Literal
 from urllib.parse import urlsplit
 
 import requests
 
 from hipfire.base.errors import HipfireError, TransportError
 
+Origin = Literal["hub", "index"]
 BUSY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -23,7 +25,9 @@ class RetryableError(Exception):
         self.reason, self.wait = reason, wait
 
 
-def status_fault(response: requests.Response, *, has_token: bool) -> RetryableError | HipfireError:
+def status_fault(
+    response: requests.Response, origin: Origin, *, has_token: bool
+) -> RetryableError | HipfireError:
     """Return the fault that a status other than 200 and 206 stands for."""
     status = response.status_code
     place = urlsplit(response.url)
@@ -32,14 +36,33 @@ def status_fault(response: requests.Response, *, has_token: bool) -> RetryableEr
         return RetryableError(
             f"{place.hostname} answered {status}", float(after) if after.isdecimal() else None
         )
-    hint = status_advice(status, has_token=has_token)
+    hint = status_advice(status, origin, has_token=has_token)
     return TransportError(
         f"{place.hostname}{place.path}: {status} {response.reason or ''}".strip(), hint=hint
     )
 
 
-def status_advice(status: int, *, has_token: bool) -> str:
-    """Return what to do about 401, 403, 404 and 407; other statuses have no advice."""
+def status_advice(status: int, origin: Origin, *, has_token: bool = False) -> str:
+    """Return what to do about 401, 403, 404 and 407; other statuses have no advice.
+
+    `origin` is the model hub, which takes a token, or the server of a package index, which takes none.
+    """
+    if status == 407:
+        return "the proxy wants a user and a password; put them into HTTPS_PROXY"
+    return _hub_advice(status, has_token) if origin == "hub" else _index_advice(status)
+
+
+def _index_advice(status: int) -> str:
+    if status == 401:
+        return "the package server wants a user and a password; put those of its host into ~/.netrc"
+    if status == 403:
+        return (
+            "access is refused; a company filter may stand between, or the account in ~/.netrc lacks rights"
+        )
+    return "pip found the package but its file is gone; try again later" if status == 404 else ""
+
+
+def _hub_advice(status: int, has_token: bool) -> str:
     if status == 401:
         if has_token:
             return "the token in HF_TOKEN was refused; renew it, or unset it if the file is public"
@@ -52,7 +75,7 @@ def status_advice(status: int, *, has_token: bool) -> str:
         if has_token:
             return "no such file, or the token may not see it; check the name and the token's rights"
         return "no such file; check the name, and if the repository is private set HF_TOKEN"
-    return "the proxy wants a user and a password; put them into HTTPS_PROXY" if status == 407 else ""
+    return ""
 
 
 def connection_fault(error: OSError, url: str) -> RetryableError | HipfireError:
@@ -75,7 +98,7 @@ def connection_fault(error: OSError, url: str) -> RetryableError | HipfireError:
     if isinstance(error, requests.RequestException):
         return TransportError(f"{host}: {_cause(error)}")
     # requests raises a plain OSError for a certificate file that is not there
-    return TransportError(f"{host}: {error}", hint="check REQUESTS_CA_BUNDLE")
+    return TransportError(f"{host}: {error}", hint="check REQUESTS_CA_BUNDLE and PIP_CERT")
 
 
 def _cause(error: BaseException) -> str:

@@ -6,7 +6,6 @@ to say which file is missing. Does not know tensors beyond their number.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +13,7 @@ from typing import NamedTuple
 from hipfire.base.errors import ArtifactError, HipfireError
 from hipfire.checkpoint.gguf_header import GgufHeader, read_header
 from hipfire.checkpoint.mapped import MappedFile, unreadable
-
-_NAME = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+from hipfire.checkpoint.shard_names import file_set, shard_count, shard_name
 
 
 class Place(NamedTuple):
@@ -124,13 +122,13 @@ class _Search:
             )
         except OSError as error:
             raise unreadable(self.path.parent, error) from error
-        stem = _stem(self.path)
-        namesakes = [path for path in others if stem and _stem(path) == stem]
+        stem = file_set(self.path)
+        namesakes = [path for path in others if stem and file_set(path) == stem]
         self._collect(namesakes, place)
         # files may have been renamed; then every neighbour is asked, which takes longer. one that is named as
         # a shard of another set stays out: it would fill the place of a missing file with foreign weights
         if len(self._by_number) < place.total:
-            strangers = (path for path in others if path not in namesakes and not (stem and _stem(path)))
+            strangers = (path for path in others if path not in namesakes and not (stem and file_set(path)))
             self._collect(strangers, place)
 
     def _collect(self, paths: Iterable[Path], place: Place) -> None:
@@ -148,9 +146,9 @@ class _Search:
     def _only(self, number: int, place: Place) -> Shard:
         shards = self._by_number.get(number, [])
         if len(shards) > 1:
-            stem = _stem(self.path)
+            stem = file_set(self.path)
             shards = [s for s in shards if s.file.path == self.path] or [
-                s for s in shards if stem and _stem(s.file.path) == stem
+                s for s in shards if stem and file_set(s.file.path) == stem
             ]
         if len(shards) == 1:
             return shards[0]
@@ -172,16 +170,9 @@ class _Search:
         )
 
     def _expected_name(self, number: int, place: Place) -> str:
-        named = _NAME.fullmatch(self.path.name)
-        if named is None or int(named["count"]) != place.total:
+        if shard_count(self.path.name) != place.total:
             return ""
-        return f"{named['stem']}-{number + 1:05d}-of-{place.total:05d}.gguf"
-
-
-def _stem(path: Path) -> str:
-    """Return what a conventional shard name has in common with its siblings; empty for another name."""
-    named = _NAME.fullmatch(path.name)
-    return f"{named['stem']}-of-{named['count']}" if named else ""
+        return shard_name(self.path.name, number + 1)
 
 
 def _refuse_joined(shard: Shard, place: Place) -> None:

@@ -16,6 +16,7 @@ from hipfire.base.errors import ArtifactError
 MAX_KEY = 0xFFFF  # bytes of a key or a tensor name
 MAX_NESTING = 8
 MAX_ENTRIES = 2**26  # entries of one array; the largest vocabularies have less than 2^20
+MAX_TOTAL_ENTRIES = 2**27  # entries of all arrays of a file, each of which becomes an object in memory
 
 
 class ValueType(IntEnum):
@@ -60,6 +61,7 @@ class ValueReader:
         self.data = data
         self.path = path
         self.pos = pos
+        self._entries = 0
 
     def fail(self, reason: str, field: str, offset: int | None = None, hint: str = "") -> ArtifactError:
         """Return the error for `field`, at `offset` or at the present position."""
@@ -117,6 +119,9 @@ class ValueReader:
         if count > MAX_ENTRIES:
             raise self.fail(f"claims {count} entries, allowed are {MAX_ENTRIES}", field)
         self.require(count, _SMALLEST[kind], field)
+        self._entries += count
+        if self._entries > MAX_TOTAL_ENTRIES:
+            raise self.fail(f"the file's arrays claim more than {MAX_TOTAL_ENTRIES} entries together", field)
         if kind is ValueType.STRING:
             return self._strings(count, field)
         if kind is ValueType.ARRAY:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,6 +31,9 @@ from hipfire.checkpoint.hfq_layout import (
 
 Buffer = bytes | bytearray | memoryview
 U32_MAX = 2**32 - 1
+_TEMPORARY = re.compile(r"\.hipfire-(\d{1,10})-[0-9a-f]{16}\.tmp")
+# a writer in another container or on another machine has a pid that means nothing here, but it keeps writing
+STALE_SECONDS = 600.0
 
 
 def write_hfq(
@@ -42,8 +47,8 @@ def write_hfq(
 
     `payloads` yields one iterable of byte chunks per tensor, in the same order; it is advanced only as the
     file grows, so no more than one chunk is held here. The file is written under a temporary name in the
-    target's folder, synced and renamed. On any exception the temporary file is removed and an older target is
-    untouched.
+    target's folder, synced and renamed. Such files of processes that were killed are removed first. On any
+    exception the temporary file is removed and an older target is untouched.
 
     Raises:
         ValidationError: the header, index or metadata cannot be stored (nothing is written then), or a
@@ -54,6 +59,10 @@ def write_hfq(
     head = _head(arch_id, metadata, tensors)
     if target.is_dir():
         raise ArtifactError("is a folder", path=target, hint="give the name of a file to write")
+    if target.exists() and not target.is_file():
+        # the rename at the end would take the place of a device such as /dev/null
+        raise ArtifactError("is not a regular file", path=target, hint="give the name of a file to write")
+    _remove_stale(target.parent)
     # a short name of its own: the target's name may already have the greatest length that the system allows
     temporary = target.parent / f".hipfire-{os.getpid()}-{secrets.token_hex(8)}.tmp"
     try:
@@ -70,6 +79,30 @@ def write_hfq(
             stream.close()
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove the temporary files of writers that ended without cleaning up; what cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        for path in list(folder.iterdir()):
+            named = _TEMPORARY.fullmatch(path.name)
+            if named is not None and not _is_running(int(named[1])):
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime >= STALE_SECONDS:
+                        path.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    if os.name != "posix":
+        # signal 0 is a question on POSIX systems only
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def container_nbytes(arch_id: int, metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> int:

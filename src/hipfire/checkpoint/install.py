@@ -14,6 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from hipfire.base import env
 from hipfire.base.errors import ArtifactError, TransportError, UnsupportedError
 from hipfire.checkpoint.fetch import Transfer
 from hipfire.checkpoint.library import STAGING
@@ -51,6 +52,7 @@ def install(
     if not force and _present(final, card):
         return Installed(final, None, already=True)
     sources = _usable_sources(card, repo)
+    _check_environment(sources)
     try:
         (models_dir / STAGING).mkdir(parents=True, exist_ok=True)
         with _locked(models_dir / STAGING / f"{card.file}.lock", card, transfer):
@@ -70,6 +72,14 @@ def _usable_sources(card: Card, repo: str | None) -> tuple[Source, ...]:
             f"the registry card of {card.tag} has no repository yet", hint="give --repo OWNER/NAME"
         )
     return usable
+
+
+def _check_environment(sources: tuple[Source, ...]) -> None:
+    """Raise for a variable that a source will need and cannot use, before anything is written."""
+    if any(isinstance(source, HfSource) for source in sources):
+        env.hf_endpoint()
+    if any(isinstance(source, PypiSource) for source in sources):
+        env.pip_cert()
 
 
 def _install(

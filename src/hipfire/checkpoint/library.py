@@ -19,17 +19,17 @@ from hipfire.base.config import Config, load_config
 from hipfire.base.errors import ValidationError
 from hipfire.base.safe_names import check_name
 from hipfire.checkpoint.registry import Card, Registry, load_registry
+from hipfire.checkpoint.shard_names import file_set, set_name, siblings
 
 # formats that `hipfire quantize` writes, by the suffix of their files
 FORMAT_SUFFIXES = ("mq4", "mq4v1", "hf4", "mq6", "mq6v2", "hf6", "q8", "f16")
 MODEL_SUFFIXES = frozenset({*FORMAT_SUFFIXES, "gguf", "hfq", "mq2", "mq4p"})
 STAGING = ".pull"
-_LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model file or a safetensors folder on this disk.
+    """A model file, the first file of a split model, or a safetensors folder on this disk.
 
     `name` is what to call it on a command line; `card` the registry's card of its tag, if it has one (a
     quantized variant has the card of its original); `format` a short word for people.
@@ -50,20 +50,23 @@ class LocalModel:
         """Return whether this is the file that the registry's tag names, not a variant made from it."""
         return self.card is not None and self.path.name == self.card.file
 
-    def files(self) -> list[Path]:
-        """Return every file of the model: itself, its record, or all files of a folder."""
+    def parts(self) -> list[Path]:
+        """Return the files that hold the model: itself, all shards of a split model, or all of a folder."""
         if self.path.is_dir() and not self.path.is_symlink():
             return sorted(path for path in self.path.rglob("*") if not path.is_dir())
-        record = manifest_path(self.path)
-        return [self.path, *([record] if record.exists() else [])]
+        return siblings(self.path)
+
+    def files(self) -> list[Path]:
+        """Return every file of the model: its parts and the records beside them."""
+        parts = self.parts()
+        if self.path.is_dir() and not self.path.is_symlink():
+            return parts
+        records = (manifest_path(part) for part in parts)
+        return [*parts, *(record for record in records if record.exists())]
 
     def nbytes(self) -> int:
         """Return the model's size on disk in bytes."""
-        return sum(
-            path.stat().st_size
-            for path in self.files()
-            if path.is_file() and path != manifest_path(self.path)
-        )
+        return sum(path.stat().st_size for path in self.parts() if path.is_file())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Library:
         found = {path: self._describe(path) for path in _model_paths(self.models_dir)}
         for name, path in self.aliases.items():
             if path.exists():
+                path = siblings(path)[0]
                 found[path] = LocalModel(name, path, format_of(path))
         return sorted(found.values(), key=lambda model: (model.name.lower(), str(model.path)))
 
@@ -118,6 +122,8 @@ class Library:
 
     def _searches(self, name: str, card: Card | None, paths: list[Path], fuzzy: bool) -> Iterator[list[Path]]:
         yield [path for path in paths if path.name == name]
+        if shards := set_name(name):
+            yield [path for path in paths if file_set(path) == shards]
         base, fmt = split_format(name)
         origin = self.registry.resolve(base) if fmt else None
         if origin is not None:
@@ -136,9 +142,10 @@ class Library:
                 f"{name} stands for {path}, which is not there",
                 hint=f"correct models.{name}.path in models.toml",
             )
-        return LocalModel(name, path, format_of(path))
+        return LocalModel(name, siblings(path)[0], format_of(path))
 
     def _describe(self, path: Path) -> LocalModel:
+        path = siblings(path)[0]
         for card in self.registry.models.values():
             if path.name == card.file:
                 return LocalModel(card.tag, path, card.quant, card)
@@ -191,9 +198,15 @@ def _model_paths(models_dir: Path) -> Iterator[Path]:
 
 
 def _in_folder(folder: Path) -> Iterator[Path]:
+    seen: set[str] = set()
     for path in _entries(folder):
         known = path.suffix[1:].lower() in MODEL_SUFFIXES and not path.name.startswith(".")
-        if known and path.is_file() and not _LATER_SHARD.search(path.name):
+        if not known or not path.is_file():
+            continue
+        # a split model is shown once, by its first file
+        shards = file_set(path)
+        if not shards or shards not in seen:
+            seen.add(shards)
             yield path
 
 

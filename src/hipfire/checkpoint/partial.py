@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +20,8 @@ from hipfire.base.errors import HipfireError, TransportError
 
 CHUNK = 1 << 20
 SPARE_BYTES = 16 << 20
+# hashing more than this takes long enough that a user would wonder
+LONG_CHECK = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,14 @@ def remove_partial(path: Path) -> None:
 
 
 class Partial:
-    """The growing file. Use as a context manager; bytes written so far survive an error or an interrupt."""
+    """The growing file. Use as a context manager; bytes written so far survive an error or an interrupt.
 
-    def __init__(self, path: Path, target: Target, url: str) -> None:
+    `note` gets a line before the bytes of an earlier call are hashed, if that takes long.
+    """
+
+    def __init__(self, path: Path, target: Target, url: str, *, note: Callable[[str], None]) -> None:
         self.path, self.target = path, target
+        self._note = note
         self._url = url
         self._side = identity_path(path)
         self._file: BinaryIO | None = None
@@ -137,6 +143,9 @@ class Partial:
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("ab")
+        have = self.path.stat().st_size
+        if have >= LONG_CHECK:
+            self._note(f"checking {have >> 20} MiB already fetched")
         with self.path.open("rb") as existing:
             self._hash = hashlib.sha256()
             while chunk := existing.read(CHUNK):

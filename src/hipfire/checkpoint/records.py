@@ -6,6 +6,7 @@ This file reads and hashes what is on disk; it fetches nothing (install.py does)
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from hipfire.base.errors import ArtifactError, UnsupportedError
 from hipfire.checkpoint.library import STAGING, LocalModel, manifest_path
 from hipfire.checkpoint.partial import sha256_file
+from hipfire.checkpoint.shard_names import shard_count, shard_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +33,45 @@ class Manifest:
     schema_version: int = 1
 
 
-def verify(model: LocalModel) -> str:
-    """Hash an installed file and return its SHA-256; raise ArtifactError if it is not what it should be.
+def verify(model: LocalModel) -> dict[Path, str]:
+    """Hash every file of an installed model and return the SHA-256 of each.
 
     The registry's digest counts for a registry file, else the record beside it.
+
+    Raises:
+        ArtifactError: a file is not what it should be, or a shard of a split model is missing.
+        UnsupportedError: there is nothing to compare a file with.
     """
-    record = read_manifest(model.path)
-    card = model.card if model.is_registry_file else None
-    if card is None and record is None:
-        raise UnsupportedError(
-            f"nothing to compare {model.path} with: the registry does not know it and it has no record",
-            hint="only models that hipfire installed can be verified",
-        )
-    size = model.path.stat().st_size
+    parts = model.parts()
+    names = {part.name.lower() for part in parts}
+    for number in range(1, shard_count(model.path.name) + 1):
+        wanted = shard_name(model.path.name, number)
+        if wanted and wanted.lower() not in names:
+            raise ArtifactError(
+                f"{wanted} is missing", path=model.path.parent, hint="put all parts of the model there"
+            )
+    for part in parts:
+        if read_manifest(part) is None and not (model.is_registry_file and part == model.path):
+            raise UnsupportedError(
+                f"nothing to compare {part} with: the registry does not know it and it has no record",
+                hint="only models that hipfire installed can be verified",
+            )
+    return {part: _verify_file(part, model) for part in parts}
+
+
+def _verify_file(path: Path, model: LocalModel) -> str:
+    record = read_manifest(path)
+    card = model.card if model.is_registry_file and path == model.path else None
+    size = path.stat().st_size
     wanted = card.size_bytes if card is not None else record.size_bytes if record is not None else size
     again = f"fetch it again with `hipfire pull {card.tag} --force`" if card is not None else "make it again"
     if size != wanted:
-        raise ArtifactError(f"has {size} bytes instead of {wanted}", path=model.path, hint=again)
-    digest = sha256_file(model.path)
+        raise ArtifactError(f"has {size} bytes instead of {wanted}", path=path, hint=again)
+    digest = sha256_file(path)
     expected = (card.sha256 if card is not None else None) or (record.sha256 if record is not None else None)
     if (card is not None and not card.digest_matches(digest)) or (expected or digest) != digest:
         wanted_digest = expected or (card.sha256_prefix if card is not None else "")
-        raise ArtifactError(f"sha256 is {digest}, expected {wanted_digest}", path=model.path, hint=again)
+        raise ArtifactError(f"sha256 is {digest}, expected {wanted_digest}", path=path, hint=again)
     return digest
 
 
@@ -62,7 +81,11 @@ def write_manifest(path: Path, *, tag: str, source: str, sha256: str) -> None:
     record = Manifest(tag, path.name, source, sha256, path.stat().st_size, moment)
     target = manifest_path(path)
     beside = target.with_name(target.name + ".new")
-    beside.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+    with beside.open("w", encoding="utf-8") as stream:
+        stream.write(json.dumps(asdict(record), indent=1) + "\n")
+        stream.flush()
+        # the name must not come to disk before the bytes do
+        os.fsync(stream.fileno())
     beside.replace(target)
 
 

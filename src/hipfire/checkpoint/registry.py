@@ -84,15 +84,12 @@ class Card:
     recommended_settings: Mapping[str, Value] = field(default_factory=dict)
     sampling_profiles: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
-    def settings(self, profile: str | None = None) -> dict[str, Value]:
-        """Return the card's settings by dotted name; a profile's values replace the recommended ones."""
+    def settings(self) -> dict[str, Value]:
+        """Return the card's recommended settings by dotted name."""
         values = dict(self.recommended_settings)
         if self.default_kv_mode is not None:
             values["memory.kv_cache"] = self.default_kv_mode
-        if profile is not None and profile not in self.sampling_profiles:
-            known = ", ".join(self.sampling_profiles) or "none"
-            raise ValidationError(f"{self.tag} has no sampling profile {profile!r}", hint=f"it has: {known}")
-        return values | dict(self.sampling_profiles[profile] if profile is not None else {})
+        return values
 
     def digest_matches(self, sha256: str) -> bool:
         """Return whether this digest is the file's, as far as the registry knows it."""
@@ -211,8 +208,8 @@ def _source(raw: Any, parent: Fields) -> Source:
         source: Source = PypiSource(tuple(_package(item, table) for item in table.array("packages")))
     elif kind == "hf":
         repo = table.optional("repo", fields.repo) or ""
-        revision = table.optional("revision", fields.text)
-        source = HfSource(repo, table.required("file", fields.text), revision)
+        revision = table.optional("revision", fields.relative_path)
+        source = HfSource(repo, table.required("file", fields.relative_path), revision)
     else:
         raise table.fault("kind", f"{kind!r} is not a kind of source")
     table.done()
@@ -224,7 +221,7 @@ def _package(raw: Any, parent: Fields) -> PypiPackage:
     package = PypiPackage(
         name=table.required("name", fields.package_name),
         version=table.required("version", fields.package_version),
-        member=table.required("member", fields.text),
+        member=table.required("member", fields.relative_path),
         sha256=table.required("sha256", fields.digest),
         size=table.integer("size", low=1),
     )

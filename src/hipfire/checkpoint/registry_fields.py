@@ -103,6 +103,13 @@ def file_name(raw: Any) -> str:
     return check_file_name(text(raw))
 
 
+def relative_path(raw: Any) -> str:
+    """Return a relative path with `/` between its parts, each of them safe as a file name."""
+    for part in text(raw).split("/"):
+        check_file_name(part, what="part of a path")
+    return str(raw)
+
+
 def digest(raw: Any) -> str:
     """Return a SHA-256 in hexadecimal."""
     return check_digest(text(raw))

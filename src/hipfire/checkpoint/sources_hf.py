@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hipfire.base import env
 from hipfire.base.errors import TransportError
-from hipfire.checkpoint.fetch import Transfer, download
+from hipfire.checkpoint.fetch import Access, Transfer, download
 from hipfire.checkpoint.partial import Target, require_space, sha256_file
 
 
@@ -47,7 +47,12 @@ def fetch_hf(
         )
     url = hf_hub_url(repo, file, revision=revision, endpoint=env.hf_endpoint())
     digest = download(
-        url, staging / "hf.part", target=target, transfer=transfer, label=label, token=env.hf_token()
+        url,
+        staging / "hf.part",
+        target=target,
+        transfer=transfer,
+        label=label,
+        access=Access("hub", token=env.hf_token()),
     )
     (staging / "hf.part").replace(whole)
     return whole, digest

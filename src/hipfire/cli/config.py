@@ -149,7 +149,7 @@ def schema(key: str | None = None, /, *, as_json: Json = False) -> None:
     for each in wanted:
         write(f"{each.name}  ({each.flat}, {each.env})")
         write(f"  {each.help}")
-        write(f"  {each.rule}; default {show(each.default)}; {each.lifecycle}")
+        write(f"  {each.rule}; default {show(each.default)}")
 
 
 def show(value: Value) -> str:
@@ -210,7 +210,6 @@ def _explained(resolved: Resolved) -> dict[str, Any]:
         **shown[0],
         "shadowed": shown[1:],
         "scope": resolved.key.scope,
-        "lifecycle": resolved.key.lifecycle,
     }
 
 
@@ -222,6 +221,5 @@ def _described(key: Key) -> dict[str, Any]:
         "default": key.default,
         "rule": key.rule,
         "scope": key.scope,
-        "lifecycle": key.lifecycle,
         "help": key.help,
     }

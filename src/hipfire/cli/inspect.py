@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from hipfire.base.errors import ValidationError
-from hipfire.base.qtypes import GGUF_BASE, qtype_name
+from hipfire.base.printable import one_line
+from hipfire.base.qtypes import qtype_name
 from hipfire.base.types import TensorInfo
-from hipfire.checkpoint.ggml_types import GGML_BLOCKS
 from hipfire.checkpoint.source import Checkpoint, open_checkpoint
 from hipfire.cli.output import size_text, write, write_fields, write_json, write_table
 from hipfire.cli.settings import load_library
@@ -50,12 +50,6 @@ def inspect(
             write_json(facts | {"totals": _totals(infos), "tensors": [_as_json(info) for info in listed]})
         else:
             _write_text(facts, infos, listed)
-
-
-def format_name(qtype: int) -> str:
-    """Return the name of a tensor's format, also of GGUF types that have no weight format of their own."""
-    ggml = GGML_BLOCKS.get(qtype - GGUF_BASE)
-    return f"GGUF_{ggml.name}" if ggml is not None else qtype_name(qtype)
 
 
 def bits_per_weight(nbytes: int, weights: int) -> float:
@@ -103,7 +97,7 @@ def _summary(value: Any) -> Any:
 def _totals(infos: list[TensorInfo]) -> dict[str, dict[str, Any]]:
     totals: dict[str, dict[str, Any]] = {}
     for info in infos:
-        total = totals.setdefault(format_name(info.qtype), {"tensors": 0, "weights": 0, "nbytes": 0})
+        total = totals.setdefault(qtype_name(info.qtype), {"tensors": 0, "weights": 0, "nbytes": 0})
         total["tensors"] += 1
         total["weights"] += info.numel
         total["nbytes"] += info.nbytes
@@ -115,7 +109,7 @@ def _totals(infos: list[TensorInfo]) -> dict[str, dict[str, Any]]:
 def _as_json(info: TensorInfo) -> dict[str, Any]:
     return {
         "name": info.name,
-        "qtype": format_name(info.qtype),
+        "qtype": qtype_name(info.qtype),
         "shape": list(info.shape),
         "nbytes": info.nbytes,
         "bits_per_weight": round(bits_per_weight(info.nbytes, info.numel), 4),
@@ -131,7 +125,7 @@ def _write_text(facts: dict[str, Any], infos: list[TensorInfo], listed: list[Ten
     rows = [
         (
             info.name,
-            format_name(info.qtype),
+            qtype_name(info.qtype),
             "x".join(str(extent) for extent in info.shape),
             str(info.nbytes),
             f"{bits_per_weight(info.nbytes, info.numel):.3f}",
@@ -159,5 +153,5 @@ def _write_text(facts: dict[str, Any], infos: list[TensorInfo], listed: list[Ten
 
 def _line(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = " ".join(text.split())
+    text = one_line(text)
     return text if len(text) <= VALUE_WIDTH else f"{text[:VALUE_WIDTH]}... ({len(text)} characters)"

@@ -6,6 +6,7 @@ This file does not know what any subcommand does.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import os
@@ -16,7 +17,9 @@ from collections.abc import Sequence
 from hipfire import __version__
 from hipfire.base import env, log
 from hipfire.base.errors import HipfireError, ValidationError
-from hipfire.cli.output import write
+from hipfire.base.printable import one_line
+from hipfire.cli.output import OutputError, write
+from hipfire.cli.signals import Endings
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPT, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
@@ -50,8 +53,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     log.configure(debug=debug)
+    if sys.stdout is None:
+        return _fail("standard output is closed; redirect it to a file or to /dev/null", EXIT_ERROR)
+    endings = Endings()
+    code = _guarded(words, debug, endings)
     try:
-        return _dispatch(words)
+        sys.stdout.flush()
+    except OSError as error:
+        code = _unwritable(error, code)
+    # an error that a signal led to, such as a terminal that closed, is not what ended the command
+    return endings.code or code
+
+
+def _guarded(words: list[str], debug: bool, endings: Endings) -> int:
+    """Run the command; every failure but that of the final flush becomes a line and a code here."""
+    try:
+        with endings:
+            return _dispatch(words)
     except UsageError as error:
         return _fail(error.line(), EXIT_USAGE)
     except HipfireError as error:
@@ -59,16 +77,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.line(), EXIT_ERROR)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPT)
-    except BrokenPipeError:
-        # the reader left; what is still buffered must not raise again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
     except Exception as error:
+        if isinstance(error, OSError) and (fault := _stdout_fault(error)) is not None:
+            return _unwritable(fault, 0)
         _trace(debug)
         hint = "" if debug else "; set HIPFIRE_DEBUG=1 for the traceback and report it"
-        return _fail(
-            f"internal error: {type(error).__name__}: {' '.join(str(error).split())}{hint}", EXIT_ERROR
-        )
+        return _fail(f"internal error: {type(error).__name__}: {one_line(str(error))}{hint}", EXIT_ERROR)
+
+
+def _stdout_fault(error: OSError) -> OSError | None:
+    """Return why standard output cannot be written, or None if `error` is about something else."""
+    if isinstance(error, BrokenPipeError):
+        return error
+    try:
+        # what could not be written is still buffered, so that the fault shows again
+        sys.stdout.flush()
+    except OSError as again:
+        return again
+    return None
+
+
+def _unwritable(error: OSError, code: int) -> int:
+    """Say why standard output cannot be written, unless its reader left or a failure `code` was reported."""
+    # what is still buffered must not raise again at exit
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if code:
+        return code
+    if isinstance(error, BrokenPipeError):
+        return EXIT_BROKEN_PIPE
+    return _fail(OutputError(error).line(), EXIT_ERROR)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -86,6 +124,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _run_command(words: list[str]) -> int:
+    env.let_threads_sleep()
     # cyclopts takes longer to import than the help above takes altogether
     from cyclopts import App  # noqa: PLC0415
     from cyclopts.exceptions import CycloptsError  # noqa: PLC0415
@@ -103,7 +142,9 @@ def _run_command(words: list[str]) -> int:
         result = app(words, print_error=False, exit_on_error=False)
     except CycloptsError as error:
         raise UsageError(str(error).rstrip("."), hint=f"see `hipfire {words[0]} --help`") from error
-    sys.stdout.flush()
+    except SystemExit as stopped:
+        # the printer of help turns a broken pipe into an exit of its own
+        raise BrokenPipeError from stopped
     return result if isinstance(result, int) else 0
 
 
@@ -114,11 +155,13 @@ def _write_help() -> None:
     for name, _, text in COMMANDS:
         write(f"  {name:<{width}}  {text}")
     write("\n`hipfire COMMAND --help` describes a command; `hipfire --version` shows the version.")
-    sys.stdout.flush()
 
 
 def _fail(line: str, code: int) -> int:
-    sys.stderr.write(f"hipfire: {line}\n")
+    # standard error may be closed or its terminal gone; the code says it then
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"hipfire: {line}\n")
     return code
 
 

@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from hipfire.base import log
 from hipfire.base.errors import HipfireError, ValidationError
+from hipfire.base.printable import printable
 from hipfire.checkpoint import records
 from hipfire.checkpoint.library import STAGING, Library, LocalModel
 from hipfire.checkpoint.registry import Card
@@ -103,9 +104,10 @@ def verify(model: str, /) -> None:
     """
     found = load_library().require(model)
     if found.path.is_dir():
-        raise ValidationError(f"{found.path} is a folder", hint="only single files can be verified")
-    digest = records.verify(found)
-    write(f"{found.name} ok sha256 {digest}")
+        raise ValidationError(f"{found.path} is a folder", hint="only files can be verified")
+    digests = records.verify(found)
+    for path, digest in digests.items():
+        write(printable(f"{found.name if len(digests) == 1 else path.name} ok sha256 {digest}"))
 
 
 def _available(card: Card, installed: bool) -> tuple[str, str, str, str]:
@@ -139,7 +141,7 @@ def _require_inside(path: Path, models_dir: Path) -> None:
 
 def _confirmed(files: list[Path]) -> bool:
     for path in files:
-        sys.stderr.write(f"  {path}\n")
+        sys.stderr.write(f"  {printable(str(path))}\n")
     sys.stderr.write(f"Remove {len(files)} file(s)? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

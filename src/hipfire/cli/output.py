@@ -1,4 +1,7 @@
-"""Text for people and JSON for programs, on stdout. This file does not know what it shows."""
+"""Text for people and JSON for programs, on stdout. This file does not know what it shows.
+
+Tables, fields and JSON may hold text from files, so what is not printable is escaped there. `write` is raw.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,41 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hipfire.base.errors import HipfireError
+from hipfire.base.printable import printable
 
-def write(text: str = "") -> None:
-    """Write one or more lines to stdout."""
-    sys.stdout.write(f"{text}\n")
+
+class OutputError(HipfireError):
+    """Standard output takes no more; a reader that left is a BrokenPipeError instead."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard output cannot be written: {error.strerror or error}")
+
+
+def write(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
+    """Write text to stdout, a line unless `end` says otherwise; raise OutputError if it takes no more."""
+    try:
+        sys.stdout.write(f"{text}{end}")
+        if flush:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(error) from error
 
 
 def write_json(value: Any) -> None:
     """Write a value to stdout as indented JSON."""
-    write(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # outside of strings only line breaks are not printable
+    write("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def write_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
 ) -> None:
     """Write rows in aligned columns; columns with an index in `right` are flush right."""
-    lines = [header, *rows]
+    lines = [header, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(display_width(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
         cells = (_pad(cell, widths[column], column in right) for column, cell in enumerate(line))
@@ -34,11 +56,11 @@ def write_fields(fields: Mapping[str, object]) -> None:
     """Write `name: value` lines; a list value takes a line for each of its items."""
     for name, value in fields.items():
         if isinstance(value, (list, tuple)):
-            write(f"{name}:" if value else f"{name}: none")
+            write(f"{printable(name)}:" if value else f"{printable(name)}: none")
             for item in value:
-                write(f"  {item}")
+                write(f"  {printable(str(item))}")
         else:
-            write(f"{name}: {value}")
+            write(printable(f"{name}: {value}"))
 
 
 def size_text(nbytes: float) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hipfire.base import log
+from hipfire.base.printable import one_line
 from hipfire.checkpoint.progress import TransferProgress
 from hipfire.cli.output import size_text
 
@@ -105,7 +106,7 @@ class LiveProgress:
             TimeRemainingColumn(),
         )
         self._bar = Progress(*columns, console=Console(stderr=True))
-        self._task = self._bar.add_task(escape(label), total=total)
+        self._task = self._bar.add_task(escape(one_line(label)), total=total)
         self._bar.start()
 
     def update(self, done: int, total: int | None) -> None:
@@ -118,14 +119,16 @@ class LiveProgress:
         if self._bar is not None and self._task is not None:
             from rich.markup import escape  # noqa: PLC0415 - see start
 
-            self._bar.update(self._task, description=escape(label))
+            self._bar.update(self._task, description=escape(one_line(label)))
 
     def note(self, line: str) -> None:
         """Write the line above the bar."""
         if self._bar is None:
             log.logger().info(line)
         else:
-            self._bar.console.print(f"hipfire: {line}", markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(
+                f"hipfire: {one_line(line)}", markup=False, highlight=False, soft_wrap=True
+            )
 
     def finish(self) -> None:
         """Leave the bar as it is and go to the next line."""

@@ -12,10 +12,10 @@ from hipfire.base import log
 from hipfire.base.errors import UnsupportedError, ValidationError
 from hipfire.checkpoint.fetch import Transfer
 from hipfire.checkpoint.install import Installed, install
-from hipfire.checkpoint.library import variant_file
+from hipfire.checkpoint.library import manifest_path, variant_file
 from hipfire.checkpoint.partial import sha256_file
 from hipfire.checkpoint.progress import TransferProgress
-from hipfire.checkpoint.records import write_manifest
+from hipfire.checkpoint.records import read_manifest, write_manifest
 from hipfire.checkpoint.registry import Card
 from hipfire.checkpoint.registry_fields import repo as checked_repo
 from hipfire.cli.output import size_text, write
@@ -93,15 +93,25 @@ def _check_repo(repo: str | None) -> None:
 
 
 def _quantized(card: Card, done: Installed, fmt: str, force: bool, progress: TransferProgress) -> Path:
-    # the quantizer needs torch, which takes seconds to import
-    from hipfire.quantize.pipeline import quantize  # noqa: PLC0415
-
     out = done.path.parent / variant_file(card.tag, fmt)
     if out.is_file() and not force:
         log.logger().info(f"{card.tag}-{fmt} is already there")
+        if read_manifest(out) is None:
+            # an earlier call ended between the two files
+            _record(card, fmt, out)
         return out
+    # a record of the file that is replaced would contradict the new one if this ends between the two
+    manifest_path(out).unlink(missing_ok=True)
+    # the quantizer needs torch, which takes seconds to import
+    from hipfire.quantize.pipeline import quantize  # noqa: PLC0415
+
     quantize(done.path, fmt, out, progress=TensorProgress(progress, f"{card.tag}-{fmt}"))
-    digest = sha256_file(out)
-    write_manifest(out, tag=f"{card.tag}-{fmt}", source=f"quantized from {card.file}", sha256=digest)
+    digest = _record(card, fmt, out)
     log.logger().info(f"quantized {card.tag}-{fmt}: {size_text(out.stat().st_size)}, sha256 {digest}")
     return out
+
+
+def _record(card: Card, fmt: str, out: Path) -> str:
+    digest = sha256_file(out)
+    write_manifest(out, tag=f"{card.tag}-{fmt}", source=f"quantized from {card.file}", sha256=digest)
+    return digest

@@ -9,11 +9,12 @@ from cyclopts import Parameter
 
 from hipfire.base import log
 from hipfire.base.errors import ValidationError
+from hipfire.base.printable import printable
 from hipfire.base.qtypes import qtype_name
-from hipfire.checkpoint.library import FORMAT_SUFFIXES
+from hipfire.checkpoint.library import open_library
 from hipfire.cli.output import size_text, write, write_json, write_table
 from hipfire.cli.progress import TensorProgress, make_progress
-from hipfire.cli.settings import load_library
+from hipfire.cli.settings import load_settings, use_threads
 from hipfire.quantize.policy import recipe
 
 if TYPE_CHECKING:
@@ -50,16 +51,19 @@ def quantize(
         Print the report as JSON.
     """
     chosen = recipe(fmt)
-    local = load_library().require(source)
-    target = out if out is not None else Path(f"{_plain_name(local.path)}.{fmt.lower()}")
+    config = load_settings()
+    threads = config.resolve("hardware.threads").value
+    local = open_library(config).require(source)
+    target = out if out is not None else Path(f"{_plain_name(local.path)}.{chosen.name}")
+    if target.exists() and not target.is_file():
+        raise ValidationError(f"{target} is not a regular file", hint="give the name of a file with -o")
     if target.exists() and not force:
         raise ValidationError(f"{target} exists", hint="give another name with -o, or --force to replace it")
-    if fmt.lower() not in FORMAT_SUFFIXES:
-        log.logger().info(f"note: {fmt} is not a suffix that `hipfire list` looks for")
 
     # torch takes a second or two to import
     from hipfire.quantize.pipeline import quantize as convert  # noqa: PLC0415
 
+    use_threads(threads)
     progress = TensorProgress(make_progress(), f"{local.path.name} to {fmt}")
     report = convert(local.path, chosen.name, target, device=device, progress=progress)
     if json:
@@ -79,7 +83,7 @@ def _print(report: QuantizeReport) -> None:
     write_table(HEADER, rows, right=frozenset(range(1, len(HEADER))))
     for name in report.skipped:
         log.logger().info(f"left out: {name} (the model has no use for it)")
-    write(f"{report.output}: {size_text(report.file_bytes)} in {report.seconds:.1f} s")
+    write(f"{printable(str(report.output))}: {size_text(report.file_bytes)} in {report.seconds:.1f} s")
 
 
 def _row(name: str, figures: FormatFigures) -> tuple[str, ...]:

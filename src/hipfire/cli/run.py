@@ -16,13 +16,14 @@ from cyclopts import Parameter
 from hipfire.base import env, log
 from hipfire.base.config import Config, Resolved, generation_defaults
 from hipfire.base.config_keys import Value
-from hipfire.base.errors import ValidationError
+from hipfire.base.errors import UnsupportedError, ValidationError
 from hipfire.base.sampling import GenerationParams, SamplingParams
 from hipfire.checkpoint.library import Library, LocalModel, open_library
 from hipfire.cli.output import write, write_json
 from hipfire.cli.progress import make_progress
 from hipfire.cli.pull import fetch_card
-from hipfire.cli.settings import load_settings
+from hipfire.cli.settings import WHOLE, load_settings, use_threads
+from hipfire.cli.support import is_runnable, needs_later_version
 from hipfire.text.normalize import normalize_prompt
 
 if TYPE_CHECKING:
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
     from hipfire.engine.request import Completion
 
 DEFAULT_PROMPT = "Hello"
-
-
-def _whole(_: Any, tokens: Sequence[Any]) -> int:
-    """Read an integer; the parser's own rule would round 1.5."""
-    return int(tokens[0].value)
-
-
-WHOLE = Parameter(converter=_whole)
 
 
 @dataclass(frozen=True)
@@ -163,6 +156,8 @@ def prompt_text(words: Sequence[str], *, stdin: bool) -> str:
         raise ValidationError(
             "the prompt cannot be both words and standard input", hint="put a prompt with a lone - in quotes"
         )
+    if sys.stdin is None:
+        raise ValidationError("standard input is closed", hint="give the prompt as words")
     try:
         text = sys.stdin.read()
         # under some locales Python reads bytes that are no text as lone surrogates
@@ -179,6 +174,8 @@ def _installed(library: Library, name: str) -> LocalModel:
     if local is not None:
         return local
     card = library.registry.require(name)
+    if not is_runnable(card):
+        raise UnsupportedError(needs_later_version(card), hint="`hipfire list -r` shows what this one runs")
     if card.terms:
         log.logger().info(f"{card.tag}: {card.terms}")
     fetch_card(card, library.models_dir, make_progress())
@@ -201,16 +198,12 @@ def _load(
         "template_file": _path(resolve("prompt.chat_template").value),
         "template_dir": env.templates_dir(),
     }
-    threads = resolve("hardware.threads").value
 
     # torch takes a second or two to import
-    import torch  # noqa: PLC0415
-
     from hipfire.engine.llm import LLM  # noqa: PLC0415
     from hipfire.runtime.load import LoadOptions  # noqa: PLC0415
 
-    if isinstance(threads, int):
-        torch.set_num_threads(threads)
+    use_threads(resolve("hardware.threads").value)
     llm = LLM(local.path, LoadOptions(**options))
     loaded, sizes = llm.loaded, llm.loaded.config.sizes
     family = loaded.config.to_hf()["model_type"]
@@ -271,8 +264,7 @@ def _print(reply: TextStream, *, stream: bool) -> None:
     if stream:
         try:
             for piece in reply:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                write(piece, end="", flush=True)
         except KeyboardInterrupt:
             # what comes next belongs on a line of its own
             write()

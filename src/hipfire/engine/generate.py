@@ -7,7 +7,7 @@ nothing of this generation outlives it but the cache rows of its slot, which the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import torch
 
@@ -39,7 +39,7 @@ class Generation:
         self._loaded = loaded
         self._request = request
         self._slot = slot
-        self._budget = request.token_budget(loaded.max_seq)
+        self._budget = request.token_budget(loaded.max_seq, loaded.config.sizes.max_positions)
         tokenizer = loaded.tokenizer
         self._sampler = Sampler(
             request.sampling,
@@ -63,7 +63,7 @@ class Generation:
         """Return the finished reply, or None while it is running or if it was abandoned."""
         return self._completion
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Generator[str, None, None]:
         """Run the generation, yielding non-empty pieces of text; it can be run once."""
         if self._started:
             raise ValidationError("this generation has already run", hint="start a new one")

@@ -40,6 +40,10 @@ class TextStream:
         """Return the finished reply, or None while it is running."""
         return self._generation.completion
 
+    def close(self) -> None:
+        """End the stream early; it then has no completion."""
+        self._pieces.close()
+
     def finish(self) -> Completion:
         """Run to the end, dropping the remaining pieces, and return the reply.
 
@@ -92,7 +96,7 @@ class LLM:
         generation: GenerationParams | None = None,
     ) -> Completion | list[Completion]:
         """Continue one text, or each of several; every prompt is checked before the first one runs."""
-        if isinstance(prompt, str):
+        if not isinstance(prompt, (list, tuple)):
             return self.stream(prompt, sampling, generation).finish()
         streams = [self.stream(text, sampling, generation) for text in prompt]
         return [stream.finish() for stream in streams]
@@ -106,6 +110,8 @@ class LLM:
         fit: bool = False,
     ) -> TextStream:
         """Continue one text, piece by piece; `fit` cuts max_tokens to what the context holds."""
+        if not isinstance(prompt, str):
+            raise ValidationError(f"a prompt is text, not {type(prompt).__name__}", hint="give a str")
         return self._start(
             self._loaded.tokenizer.encode(prompt), sampling, generation, continues=True, fit=fit
         )
@@ -156,6 +162,8 @@ class LLM:
         continues: bool,
         fit: bool,
     ) -> TextStream:
+        _check(sampling, SamplingParams, "sampling")
+        _check(generation, GenerationParams, "generation")
         generation = generation or GenerationParams()
         if fit:
             generation = fit_to_context(generation, len(tokens), self._loaded.max_seq)
@@ -169,3 +177,9 @@ def fit_to_context(generation: GenerationParams, prompt_tokens: int, max_seq: in
     if generation.max_tokens is None or generation.max_tokens <= room:
         return generation
     return replace(generation, max_tokens=room, min_tokens=min(generation.min_tokens, room))
+
+
+def _check(value: object, kind: type, name: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        given = type(value).__name__
+        raise ValidationError(f"{name} is a {given}, not {kind.__name__}", hint="check the arguments' order")

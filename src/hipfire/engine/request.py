@@ -27,8 +27,8 @@ class Request:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise ValidationError(f"{token!r} is not a token id", hint="use ids from the tokenizer")
 
-    def token_budget(self, max_seq: int) -> int:
-        """Return how many tokens may be generated in a context of `max_seq`.
+    def token_budget(self, max_seq: int, model_limit: int) -> int:
+        """Return how many tokens may be generated in a context of `max_seq`; the model allows `model_limit`.
 
         Raises ValidationError for an empty prompt, ContextLengthError if prompt and reply do not fit.
         """
@@ -37,9 +37,10 @@ class Request:
         wanted = self.generation.max_tokens
         needed = len(self.prompt) + (wanted if wanted is not None else 1)
         if needed > max_seq:
-            raise ContextLengthError(
-                needed, max_seq, hint="shorten the prompt, lower max_tokens or raise memory.max_seq"
-            )
+            hint = "shorten the prompt or lower max_tokens"
+            if needed <= model_limit:
+                hint += ", or raise memory.max_seq"
+            raise ContextLengthError(needed, max_seq, hint=hint)
         return max_seq - len(self.prompt) if wanted is None else wanted
 
 
