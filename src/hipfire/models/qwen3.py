@@ -8,7 +8,6 @@ from typing import Any
 
 from hipfire.base.types import CacheSpec
 from hipfire.checkpoint.names import DECODER_RULES
-from hipfire.layers.attention import AttentionShape
 from hipfire.layers.decoder import EMBEDDING, FINAL_NORM, Decoder, PreNormBlock, decoder_tensors, head_weight
 from hipfire.layers.linear import Embedding
 from hipfire.layers.norm import RmsNorm
@@ -46,19 +45,14 @@ class Config:
         sizes = Sizes.from_gguf(fields)
         return cls(sizes, gguf_rope(fields, sizes.head_dim, 1000000.0))
 
-    def attention_shape(self) -> AttentionShape:
-        """Return the sizes of every layer's attention."""
-        s = self.sizes
-        return AttentionShape(s.hidden, s.heads, s.kv_heads, s.head_dim, s.head_dim**-0.5)
-
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """Return one full-length cache per layer."""
-        return (self.attention_shape().cache_spec(),) * self.sizes.layers
+        return (self.sizes.attention_shape().cache_spec(),) * self.sizes.layers
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Return the canonical names and shapes of all tensors that the model needs."""
         s = self.sizes
-        block = PreNormBlock.tensors(self.attention_shape(), s.intermediate, head_norms=True)
+        block = PreNormBlock.tensors(self.sizes.attention_shape(), s.intermediate, head_norms=True)
         return decoder_tensors(s.vocab_size, s.hidden, [block] * s.layers, tied=s.tied)
 
     def optional_tensors(self) -> Mapping[str, tuple[int, ...]]:
@@ -74,7 +68,8 @@ class Config:
 
 def build(config: Config, weights: WeightSource) -> Decoder:
     """Assemble the model from its weights."""
-    sizes, shape, rope = config.sizes, config.attention_shape(), config.rope.table()
+    sizes, rope = config.sizes, config.rope.table()
+    shape = sizes.attention_shape()
 
     def block(index: int) -> PreNormBlock:
         return PreNormBlock(

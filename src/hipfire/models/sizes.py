@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hipfire.base.errors import ArtifactError
+from hipfire.layers.attention import AttentionShape
 from hipfire.models.fields import Fields, GgufFields
 
 # names are expanded layer by layer, so a hostile count must be refused before that
@@ -85,6 +86,10 @@ class Sizes:
             max_positions=fields.integer("context_length"),
             tied="output.weight" not in fields.tensors,
         )
+
+    def attention_shape(self) -> AttentionShape:
+        """Return the attention of layers that see everything and scale by the head size."""
+        return AttentionShape(self.hidden, self.heads, self.kv_heads, self.head_dim, self.head_dim**-0.5)
 
     def to_hf(self) -> dict[str, Any]:
         """Return the fields as `from_hf` reads them."""
