@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2:135m
-PROMPT ?= What is the capital of France?
+PROMPT ?= Name the capital of France.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: setup run test lint types bench docs models compare clean

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,11 +22,14 @@ from hipfire.checkpoint.library import find_model
 from hipfire.quantize.pipeline import quantize
 from hipfire.runtime.load import LoadOptions, load_model
 from hipfire.runtime.runner import Runner
+from hipfire.runtime.weights import Residency
 from hipfire.validate.metrics import kl_divergence, perplexity, relative_rms, top1_agreement
 
 TEXT = Path(__file__).parent.parent / "benchmarks" / "texts" / "lighthouse.txt"
 PREFIX, GREEDY = 40, 40
-ROW = "{:<14} {:>12} {:>12} {:>8} {:>10} {:>8}"
+# how weights are held, and the name of the arithmetic that follows
+ARMS: Mapping[Residency, str] = {"decoded": "float32", "panels": "int8"}
+ROW = "{:<14} {:<8} {:>12} {:>12} {:>8} {:>10} {:>8}"
 
 
 def main() -> None:
@@ -37,7 +40,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=["q8", "hf4", "mq4v1", "mq4", "mq6", "hf6"])
     arguments = parser.parse_args()
     path = find_model(arguments.model)
-    exact = load_model(path, LoadOptions(kv_cache="f32"))
+    exact = load_model(path, LoadOptions(kv_cache="f32", residency="decoded"))
     tokens = exact.tokenizer.encode(TEXT.read_text())[: arguments.tokens]
     del exact
     oracle = load_oracle(path)
@@ -51,28 +54,42 @@ def main() -> None:
         )[0, PREFIX:].tolist()
     del oracle
     print(f"{path.name}: {len(tokens)} tokens of {TEXT.name}, against transformers float32")
-    print(ROW.format("arm", "rel. RMS", "KL nats/tok", "top-1", "perplexity", "greedy"))
-    print(ROW.format("transformers", "-", "-", "-", f"{perplexity(*_shifted(reference, tokens)):.3f}", "-"))
+    print(ROW.format("arm", "products", "rel. RMS", "KL nats/tok", "top-1", "perplexity", "greedy"))
+    print(
+        ROW.format(
+            "transformers", "float32", "-", "-", "-", f"{perplexity(*_shifted(reference, tokens)):.3f}", "-"
+        )
+    )
     for mode in ("f32", "bf16", "q8"):
-        report(f"file, kv {mode}", path, mode, tokens, reference, greedy)
+        for residency in ARMS:
+            report(f"file, kv {mode}", path, mode, residency, tokens, reference, greedy)
     with tempfile.TemporaryDirectory() as folder:
         for fmt in arguments.formats:
             out = Path(folder) / f"model.{fmt}"
             quantize(path, fmt, out)
-            report(fmt, out, "f32", tokens, reference, greedy)
+            for residency in ARMS:
+                report(fmt, out, "f32", residency, tokens, reference, greedy)
             out.unlink()
 
 
 def report(
-    name: str, path: Path, mode: str, tokens: Sequence[int], reference: torch.Tensor, greedy: Sequence[int]
+    name: str,
+    path: Path,
+    mode: str,
+    residency: Residency,
+    tokens: Sequence[int],
+    reference: torch.Tensor,
+    greedy: Sequence[int],
 ) -> None:
     """Print one row of the table."""
-    loaded = load_model(path, LoadOptions(kv_cache=mode, max_seq=max(1024, len(tokens) + 1)))
+    options = LoadOptions(kv_cache=mode, max_seq=max(1024, len(tokens) + 1), residency=residency)
+    loaded = load_model(path, options)
     logits = loaded.runner.all_logits(0, tokens)
     same = _greedy(loaded.runner, tokens[:PREFIX]) == list(greedy)
     print(
         ROW.format(
             name,
+            ARMS[residency],
             f"{relative_rms(logits, reference):.2e}",
             f"{kl_divergence(logits, reference):.2e}",
             f"{top1_agreement(logits, reference):.3f}",

@@ -112,10 +112,12 @@ def test_nothing_of_the_file_stays_open_after_a_decoded_load(folder: Path) -> No
 
     llm = LLM(folder, LoadOptions(residency="decoded"))
     gc.collect()
+    panels = LLM(folder, LoadOptions(residency="panels"))
+    gc.collect()
     assert (mapped(), opened()) == (0, 0)
     packed = LLM(folder, LoadOptions(residency="packed"))
     assert mapped() > 0
-    del llm, packed
+    del llm, panels, packed
 
 
 def test_a_failed_load_leaves_nothing_open(folder: Path) -> None:
@@ -126,7 +128,15 @@ def test_a_failed_load_leaves_nothing_open(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"max_seq": "64"}, {"max_seq": True}, {"slots": 0}, {"prefill_chunk": 1.5}, {"residency": "foo"}]
+    "bad",
+    [
+        {"max_seq": "64"},
+        {"max_seq": True},
+        {"slots": 0},
+        {"prefill_chunk": 1.5},
+        {"residency": "foo"},
+        {"threads": 0},
+    ],
 )
 def test_load_options_are_checked(bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(bad))):
@@ -188,11 +198,10 @@ def test_a_model_that_does_not_fit_is_refused_with_both_numbers(
     assert caught.value.required > 90_000
 
 
-def test_too_little_memory_for_decoded_weights_falls_back_to_packed(
+def test_too_little_memory_for_panels_falls_back_to_packed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the tiny model is stored in float32, so both plans weigh the same; a tight limit on the decoded one
-    # is what a large model meets
+    # a tight limit on the first plan is what a large model meets
     plans = {}
     real = load.fits
     monkeypatch.setattr(load, "fits", lambda plan, available: plans.setdefault("asked", True) and False)
@@ -200,7 +209,7 @@ def test_too_little_memory_for_decoded_weights_falls_back_to_packed(
     assert plans["asked"]
     assert llm.loaded.residency == "packed"
     monkeypatch.setattr(load, "fits", real)
-    assert LLM(folder).loaded.residency == "decoded"
+    assert LLM(folder).loaded.residency == "panels"
 
 
 def test_importing_hipfire_does_not_import_torch() -> None:

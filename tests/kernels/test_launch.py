@@ -20,7 +20,18 @@ def double(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
     return x * factor
 
 
-def fast_double(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+class Engine:
+    """Notes what it could not run."""
+
+    def __init__(self) -> None:
+        self.spoiled: list[str] = []
+
+    def spoil(self, name: str) -> None:
+        self.spoiled.append(name)
+
+
+def fast_double(engine: Engine, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    assert isinstance(engine, Engine)
     return x * factor + 1000
 
 
@@ -28,16 +39,30 @@ def apply(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> 
     return function(x)
 
 
-BOTH = Op("double", double, {"numba": fast_double})
+FAST = f"{__name__}.fast_double"
+BOTH = Op("double", double, {"numba": FAST})
 
 
 def test_the_fastest_implementation_for_the_device_runs_unless_pinned() -> None:
     x = torch.ones(2)
-    assert Launcher().run(BOTH, x)[0] == 1002
-    assert Launcher(only="reference").run(BOTH, x)[0] == 2
-    assert Launcher().run(Op("double", double), x)[0] == 2
-    # a kernel for another kind of device does not apply
-    assert Launcher().run(Op("double", double, {"triton": fast_double}), x)[0] == 2
+    engines = {"numba": Engine(), "triton": Engine()}
+    assert Launcher(engines=engines).run(BOTH, x)[0] == 1002
+    assert Launcher(engines=engines, only="reference").run(BOTH, x)[0] == 2
+    assert Launcher(engines=engines).run(Op("double", double), x)[0] == 2
+    # a kernel for another kind of device does not apply, nor one that nothing runs
+    assert Launcher(engines=engines).run(Op("double", double, {"triton": FAST}), x)[0] == 2
+    assert Launcher().run(BOTH, x)[0] == 2
+
+
+def test_an_engine_is_told_of_what_ran_without_it() -> None:
+    engine = Engine()
+    launcher = Launcher(engines={"numba": engine})
+    launcher.run(BOTH, torch.ones(1))
+    assert not engine.spoiled
+    launcher.run(Op("plain", double), torch.ones(1))
+    assert engine.spoiled == ["plain"]
+    with pytest.raises(InternalError, match="no engine for numba"):
+        Launcher(only="numba").run(BOTH, torch.ones(1))
 
 
 def test_a_pinned_implementation_that_is_missing_is_an_error_not_a_fallback() -> None:
@@ -47,19 +72,20 @@ def test_a_pinned_implementation_that_is_missing_is_an_error_not_a_fallback() ->
 
 def test_the_tape_names_what_ran_and_its_buffers() -> None:
     tape: list[LaunchRecord] = []
-    launcher = Launcher(tape=tape)
+    launcher = Launcher(tape=tape, engines={"numba": Engine()})
     x = torch.ones(3)
     y = launcher.run(BOTH, x, factor=3.0)
     cache = torch.zeros(4, 1, 2)
-    launcher.run(KV_WRITE, cache, 1, torch.ones(2, 1, 2))
+    rows = torch.tensor([[0, 1], [0, 2]])
+    Launcher(tape=tape).run(KV_WRITE, cache[None], rows, torch.ones(2, 1, 2))
     first, second = tape
     assert (first.op, first.implementation) == ("double", "numba")
     assert first.reads["x"].address == x.data_ptr()
     assert first.writes["result0"].address == y.data_ptr()
     assert first.scalars == {"factor": "3.0"}
     assert second.writes["cache"].address == cache.data_ptr()
-    assert set(second.reads) == {"x"}
-    assert second.scalars["start"] == "1"
+    assert second.implementation == "reference"
+    assert set(second.reads) == {"rows", "x"}
 
 
 def test_an_operation_cannot_declare_writes_to_arguments_it_lacks() -> None:
@@ -70,7 +96,8 @@ def test_an_operation_cannot_declare_writes_to_arguments_it_lacks() -> None:
 def test_a_view_is_recorded_with_its_own_extent() -> None:
     tape: list[LaunchRecord] = []
     cache = torch.zeros(3, 4, 1, 2)
-    Launcher(tape=tape).run(KV_WRITE, cache[2], 1, torch.ones(2, 1, 2))
+    rows = torch.tensor([[0, 1], [0, 2]])
+    Launcher(tape=tape).run(KV_WRITE, cache[2:], rows, torch.ones(2, 1, 2))
     written = tape[0].writes["cache"]
     assert written.address == cache.data_ptr() + 2 * 4 * 2 * 4
     assert written.nbytes == 4 * 2 * 4

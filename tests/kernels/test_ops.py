@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import rms
-from hipfire.kernels.attention import QUERY_ROWS, attention_ref
+from hipfire.kernels.attention import QUERY_ROWS, attend_q8_ref, attend_ref, attention_ref
 from hipfire.kernels.elementwise import (
     add_ref,
     gather_rows_ref,
@@ -19,12 +19,11 @@ from hipfire.kernels.elementwise import (
     softcap_ref,
 )
 from hipfire.kernels.kv_cache import (
-    kv_read_q8_ref,
-    kv_read_ref,
     kv_write_q8_ref,
     kv_write_ref,
     q8_decode,
     q8_encode,
+    runs,
 )
 from hipfire.kernels.linear import linear_ref
 from hipfire.kernels.rms_norm import rms_norm_ref
@@ -52,8 +51,9 @@ def test_rms_norm_of_large_values_in_half_precision_stays_finite() -> None:
 @pytest.mark.parametrize(("head_dim", "dims"), [(8, 8), (64, 64), (12, 8)])
 def test_rope_rotates_pairs_by_position_times_frequency(head_dim: int, dims: int) -> None:
     positions = torch.tensor([0, 1, 5, 4095])
+    rows = torch.stack((torch.tensor([3, 0, 0, 1]), positions), dim=1)
     inverse = 1000.0 ** -(torch.arange(0, dims, 2).float() / dims)
-    cos, sin = rope_angles_ref(positions, inverse)
+    cos, sin = rope_angles_ref(rows, inverse)
     x = random(4, 3, head_dim)
     got = rope_ref(x, cos, sin).double()
     for t, position in enumerate(positions.tolist()):
@@ -156,14 +156,44 @@ def test_q8_of_tiny_values_is_zero_not_nan() -> None:
 
 
 def test_writes_touch_their_rows_only() -> None:
-    x = random(2, 1, 32)
-    plain = torch.full((6, 1, 32), float("nan"), dtype=torch.bfloat16)
-    kv_write_ref(plain, 3, x)
-    assert torch.equal(kv_read_ref(plain, 5)[3:], x.bfloat16().float())
-    assert plain[:3].isnan().all()
-    assert plain[5:].isnan().all()
-    packed = torch.full((6, 1, 34), 171, dtype=torch.uint8)
-    kv_write_q8_ref(packed, 3, x)
-    assert torch.equal(kv_read_q8_ref(packed, 5)[3:], q8_decode(q8_encode(x)))
-    assert (packed[:3] == 171).all()
-    assert (packed[5:] == 171).all()
+    x, rows = random(3, 1, 32), torch.tensor([[1, 3], [1, 4], [0, 0]])
+    plain = torch.full((2, 6, 1, 32), float("nan"), dtype=torch.bfloat16)
+    kv_write_ref(plain, rows, x)
+    packed = torch.full((2, 6, 1, 34), 171, dtype=torch.uint8)
+    kv_write_q8_ref(packed, rows, x)
+    touched = torch.zeros(2, 6, dtype=torch.bool)
+    for token, (slot, position) in enumerate(rows.tolist()):
+        touched[slot, position] = True
+        assert torch.equal(plain[slot, position], x[token].bfloat16())
+        assert torch.equal(packed[slot, position], q8_encode(x[token]))
+    assert plain[~touched].isnan().all()
+    assert (packed[~touched] == 171).all()
+
+
+def test_rows_are_cut_into_runs_of_one_sequence() -> None:
+    rows = torch.tensor([[0, 5], [0, 6], [2, 7], [2, 0], [2, 1], [0, 2]])
+    assert list(runs(rows)) == [
+        (slice(0, 2), 0, 5),
+        (slice(2, 3), 2, 7),
+        (slice(3, 5), 2, 0),
+        (slice(5, 6), 0, 2),
+    ]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_over_caches_finds_every_sequence(window: int | None, packed: bool) -> None:
+    keys, values = random(3, 20, 2, 32), random(3, 20, 2, 32, seed=1)
+    rows = torch.tensor([[2, 7], [2, 8], [2, 9], [0, 0], [1, 19]])
+    q = random(5, 4, 32, seed=2)
+    if packed:
+        stored = q8_encode(keys), q8_encode(values)
+        got = attend_q8_ref(q, *stored, rows, 0.2, window)
+        keys, values = (q8_decode(cache) for cache in stored)
+    else:
+        got = attend_ref(q, keys, values, rows, 0.2, window)
+    for token, (slot, position) in enumerate(rows.tolist()):
+        seen = slice(0, position + 1)
+        arrays = (x.double().numpy() for x in (q[token : token + 1], keys[slot, seen], values[slot, seen]))
+        expected = naive_attention(*arrays, 0.2, window)
+        assert rms(got[token : token + 1], torch.from_numpy(expected)) < 1e-6

@@ -153,7 +153,7 @@ def test_every_launch_is_on_the_tape_with_its_buffers(name: str) -> None:
     # what attention reads must have been produced by an earlier launch
     produced = {buffer.address for record in tape for buffer in record.writes.values()}
     attention = [record for record in tape if record.op == "attention"]
-    assert all(record.reads[key].address in produced for record in attention for key in ("k", "v"))
+    assert all(record.reads[key].address in produced for record in attention for key in ("keys", "values"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -15,7 +15,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "hipfire"
 FOLDERS = ("layers", "models", "cache")
 KERNELS = "hipfire.kernels"
-TYPES = frozenset({"Launcher", "LaunchRecord", "Op"})
+TYPES = frozenset({"Launcher", "LaunchRecord", "Op", "Panels"})
 
 # functions of torch that make, join or index tensors, or steer it; everything else is mathematics
 TORCH_HELPERS = frozenset(

@@ -16,7 +16,8 @@ from hipfire.validate.metrics import kl_divergence, relative_rms
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 TEXT = Path(__file__).parents[2] / "benchmarks" / "texts" / "lighthouse.txt"
-EXACT = LoadOptions(kv_cache="f32")
+EXACT = LoadOptions(kv_cache="f32", residency="decoded")
+FAST = LoadOptions(kv_cache="f32")
 
 
 def installed(tag: str) -> Path:
@@ -45,6 +46,21 @@ def test_smollm2_equals_transformers_and_its_formats_stay_close(tmp_path: Path) 
         logits = load_model(out, EXACT).runner.all_logits(0, tokens)
         assert 1e-4 < relative_rms(logits, expected) < rms, fmt
         assert kl_divergence(logits, expected) < kl, fmt
+
+
+@pytest.mark.parametrize("tag", ["smollm2:135m", "gemma3:270m"])
+def test_int8_activations_stay_within_what_docs_performance_states(tag: str) -> None:
+    path = installed(tag)
+    exact, fast = load_model(path, EXACT), load_model(path, FAST)
+    assert (exact.residency, fast.residency) == ("decoded", "panels")
+    tokens = exact.tokenizer.encode(TEXT.read_text())[:200]
+    expected, logits = (loaded.runner.all_logits(0, tokens) for loaded in (exact, fast))
+    assert 1e-4 < relative_rms(logits, expected) < 0.04
+    assert kl_divergence(logits, expected) < 4e-3
+    # token by token gives the bytes of the whole prompt at once
+    fast.runner.prefill(0, tokens[:1])
+    for position, token in enumerate(tokens[1:40], 1):
+        assert torch.equal(fast.runner.decode(0, token, position), logits[position])
 
 
 def test_smollm2_answers_a_question() -> None:

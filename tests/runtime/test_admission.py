@@ -19,8 +19,7 @@ SPECS = (CacheSpec(2, 32),) * 3
 def plan(residency: str, *, mode: str = "bf16", max_seq: int = 512) -> MemoryPlan:
     return plan_memory(
         sizes=SIZES,
-        packed_bytes=5000,
-        decoded_elements=9000,
+        weights=36000,
         specs=SPECS,
         mode=kv_mode(mode),
         slots=1,
@@ -37,9 +36,8 @@ def test_cache_bytes_equal_the_closed_formula(mode: str, per_head: int, layers: 
     assert kv_nbytes(specs, kv_mode(mode), 3, 100) == 2 * 3 * 100 * layers * 2 * per_head
 
 
-def test_decoded_weights_are_float_and_packed_ones_their_file_bytes() -> None:
+def test_the_plan_adds_weights_caches_and_room_to_decode() -> None:
     assert plan("decoded").weights == 36000
-    assert plan("packed").weights == 5000
     assert plan("decoded", mode="q8").caches == 2 * 512 * 3 * 2 * 34
     assert plan("decoded", max_seq=1024).caches == 2 * plan("decoded").caches
     # decoding at every use needs room for the largest matrix

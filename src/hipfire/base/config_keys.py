@@ -127,6 +127,9 @@ KEYS: tuple[Key, ...] = (
         512, 1_048_576),
     Key("memory.kv_cache", "kv_cache", "choice", AUTO,
         "How keys and values are stored.", "HIPFIRE_KV_MODE", choices=(AUTO, "q8", "bf16", "f32")),
+    Key("memory.weights", "weights", "choice", AUTO,
+        "How weights are held: panels (fast, int8 products), decoded (float32), packed (small).",
+        "HIPFIRE_WEIGHTS", choices=(AUTO, "panels", "decoded", "packed")),
     Key("prompt.system", "system_prompt", "text", "",
         "System message of a conversation that has none.", "HIPFIRE_SYSTEM_PROMPT"),
     Key("prompt.chat_template", "chat_template", "file", "",
@@ -135,7 +138,7 @@ KEYS: tuple[Key, ...] = (
         "Tidy a prompt: plain line ends and spaces, no trailing spaces, no tall gaps.",
         "HIPFIRE_NORMALIZE_PROMPT"),
     Key("hardware.threads", "threads", "int", None,
-        "CPU threads; auto leaves the number to torch.", "HIPFIRE_THREADS", 1, 4096,
+        "CPU threads; auto takes the fast physical cores that it may use.", "HIPFIRE_THREADS", 1, 4096,
         scope="process"),
 )  # fmt: skip
 

@@ -8,31 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 
-from hipfire.base.errors import ContextLengthError, UnsupportedError, ValidationError
+from hipfire.base.errors import UnsupportedError, ValidationError
 from hipfire.base.types import CacheSpec
-from hipfire.kernels.kv_cache import (
-    KV_READ,
-    KV_READ_Q8,
-    KV_WRITE,
-    KV_WRITE_Q8,
-    Q8_BYTES,
-    Q8_ELEMENTS,
-)
+from hipfire.kernels.attention import ATTENTION, ATTENTION_Q8
+from hipfire.kernels.kv_cache import KV_WRITE, KV_WRITE_Q8, Q8_BYTES, Q8_ELEMENTS
 from hipfire.kernels.launch import Launcher, Op
 
 
 @dataclass(frozen=True, slots=True)
 class KvMode:
-    """How a cache stores its elements, and the pair of operations that write and read it."""
+    """How a cache stores its elements, and the operations that write it and attend over it."""
 
     name: str
     dtype: torch.dtype
     write: Op
-    read: Op
+    attend: Op
     block: int = 1
     block_items: int = 1
 
@@ -49,9 +43,9 @@ class KvMode:
 KV_MODES: Mapping[str, KvMode] = {
     mode.name: mode
     for mode in (
-        KvMode("f32", torch.float32, KV_WRITE, KV_READ),
-        KvMode("bf16", torch.bfloat16, KV_WRITE, KV_READ),
-        KvMode("q8", torch.uint8, KV_WRITE_Q8, KV_READ_Q8, Q8_ELEMENTS, Q8_BYTES),
+        KvMode("f32", torch.float32, KV_WRITE, ATTENTION),
+        KvMode("bf16", torch.bfloat16, KV_WRITE, ATTENTION),
+        KvMode("q8", torch.uint8, KV_WRITE_Q8, ATTENTION_Q8, Q8_ELEMENTS, Q8_BYTES),
     )
 }
 
@@ -99,22 +93,27 @@ class KvCache:
         self._values = [buffer(spec) for spec in self.specs]
 
     def append(
-        self, launcher: Launcher, layer: int, slot: int, start: int, k: torch.Tensor, v: torch.Tensor
+        self, launcher: Launcher, layer: int, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> None:
-        """Store k and v [T, KV, D] at positions start .. start + T; ContextLengthError past `max_seq`."""
-        end = start + k.shape[0]
-        if end > self.max_seq:
-            raise ContextLengthError(end, self.max_seq, hint="raise memory.max_seq")
-        launcher.run(self.mode.write, self._keys[layer][slot], start, k)
-        launcher.run(self.mode.write, self._values[layer][slot], start, v)
+        """Store k and v [T, KV, D] at the slots and positions in `rows` int64 [T, 2].
 
-    def view(
-        self, launcher: Launcher, layer: int, slot: int, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the first `length` keys and values of a slot, each float32 [length, KV, D]."""
-        keys: Any = launcher.run(self.mode.read, self._keys[layer][slot], length)
-        values: Any = launcher.run(self.mode.read, self._values[layer][slot], length)
-        return keys, values
+        The caller has seen to it that they lie within the cache.
+        """
+        launcher.run(self.mode.write, self._keys[layer], rows, k)
+        launcher.run(self.mode.write, self._values[layer], rows, v)
+
+    def attend(
+        self,
+        launcher: Launcher,
+        layer: int,
+        rows: torch.Tensor,
+        q: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Return what the queries q [T, H, D] at `rows` see, float32 [T, H, D]."""
+        keys, values = self._keys[layer], self._values[layer]
+        return cast(torch.Tensor, launcher.run(self.mode.attend, q, keys, values, rows, scale, window))
 
     @property
     def nbytes(self) -> int:

@@ -68,12 +68,27 @@ def collect() -> dict[str, Any]:
         "memory": host.memory_facts(),
         "libraries": library_versions(),
         "gpus": host.gpu_facts(),
+        "kernels": _kernels(problems),
         **_folders(problems),
         "registry": registry,
         "models": models,
         "settings": settings,
     }
     return facts | {"advice": [*problems, *_advice(facts)]}
+
+
+def _kernels(problems: list[str]) -> dict[str, str | None]:
+    """Return the instructions that CPU kernels are built from, and where they are kept compiled."""
+    # the compiler takes half a second to import
+    from hipfire.kernels.cpu.cache import cache_folder  # noqa: PLC0415
+    from hipfire.kernels.cpu.target import cpu_path  # noqa: PLC0415
+
+    try:
+        folder = cache_folder()
+        return {"path": cpu_path(), "kept_in": None if folder is None else str(folder)}
+    except HipfireError as error:
+        problems.append(error.line())
+        return {"path": None, "kept_in": None}
 
 
 def _folders(problems: list[str]) -> dict[str, Any]:
@@ -112,7 +127,7 @@ def _advice(facts: dict[str, Any]) -> list[str]:
     if quota is not None and quota < cores:
         lines.append(
             f"this container may use {quota:g} of {cores} cores; "
-            f"try `hipfire config set threads {max(1, int(quota))}`"
+            f"hipfire takes {facts['cpu']['threads']} threads unless `hardware.threads` is set"
         )
     free = facts["disk_free_bytes"]
     if free is not None and free < LOW_DISK_BYTES:
@@ -124,14 +139,15 @@ def _readable(facts: dict[str, Any]) -> dict[str, object]:
     cpu, memory, gpus = facts["cpu"], facts["memory"], facts["gpus"]
     quota = f", quota {cpu['quota_cores']:g}" if cpu["quota_cores"] is not None else ""
     shown: dict[str, object] = dict(facts)
-    shown["cpu"] = (
-        f"{cpu['model']}, {cpu['usable_cores']} cores{quota}, {' '.join(cpu['features']) or 'no features'}"
-    )
+    features = " ".join(cpu["features"]) or "no features"
+    shown["cpu"] = f"{cpu['model']}, {cpu['usable_cores']} cores{quota}, {cpu['threads']} threads, {features}"
     shown["memory"] = ", ".join(
         f"{name.removesuffix('_bytes')} {size_text(value)}"
         for name, value in memory.items()
         if value is not None
     )
+    kernels = facts["kernels"]
+    shown["kernels"] = f"{kernels['path'] or 'unknown'}, kept in {kernels['kept_in'] or 'memory only'}"
     shown["libraries"] = [f"{name} {found or 'not installed'}" for name, found in facts["libraries"].items()]
     if isinstance(gpus, list):
         shown["gpus"] = [f"{gpu['name']} ({gpu['arch']}), {size_text(gpu['memory_bytes'])}" for gpu in gpus]

@@ -7,13 +7,14 @@ that this system does not tell is None.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from hipfire.base.cpu import cpu_limits, cpu_name
 
 FEATURES = (
     "avx2",
@@ -40,15 +41,19 @@ print(json.dumps(gpus))
 
 
 def cpu_facts() -> dict[str, Any]:
-    """Return model name, useful instruction sets, usable cores, and the quota in cores (None = no limit)."""
-    info = _read(Path("/proc/cpuinfo"))
-    flags = set(_field(info, ("flags", "Features")).split())
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the processor's name and instruction sets, and its limits on threads.
+
+    `usable_cores` are those that this process may run on, `quota_cores` the quota (None = no limit),
+    `threads` what is taken unless a setting says otherwise.
+    """
+    flags = set(_field(_read(Path("/proc/cpuinfo")), ("flags", "Features")).split())
+    limits = cpu_limits()
     return {
-        "model": _field(info, ("model name", "Processor")) or platform.processor() or platform.machine(),
+        "model": cpu_name(),
         "features": [name for name in FEATURES if name in flags],
-        "usable_cores": cores,
-        "quota_cores": _quota(),
+        "usable_cores": limits.affinity,
+        "quota_cores": limits.quota,
+        "threads": limits.usable,
     }
 
 
@@ -96,11 +101,6 @@ def platform_name() -> str:
     release = platform.release()
     note = " (WSL2)" if "microsoft" in release.lower() else ""
     return f"{platform.system()} {release} {platform.machine()}{note}"
-
-
-def _quota() -> float | None:
-    quota, _, period = _read(Path("/sys/fs/cgroup/cpu.max")).strip().partition(" ")
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
 def _field(text: str, names: tuple[str, ...]) -> str:

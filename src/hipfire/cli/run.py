@@ -8,21 +8,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hipfire.base import env, log
+from hipfire.base import log
 from hipfire.base.config import Config, Resolved, generation_defaults
 from hipfire.base.config_keys import Value
 from hipfire.base.errors import UnsupportedError, ValidationError
 from hipfire.base.sampling import GenerationParams, SamplingParams
 from hipfire.checkpoint.library import Library, LocalModel, open_library
+from hipfire.cli.loading import load_llm
 from hipfire.cli.output import write, write_json
 from hipfire.cli.progress import make_progress
 from hipfire.cli.pull import fetch_card
-from hipfire.cli.settings import WHOLE, load_settings, use_threads
+from hipfire.cli.settings import WHOLE, load_settings
 from hipfire.cli.support import is_runnable, needs_later_version
 from hipfire.text.normalize import normalize_prompt
 
@@ -192,19 +192,7 @@ def _load(
 
     # everything that can be wrong with the settings is found before seconds are spent on torch and weights
     _settings(resolve, {}, seed)
-    options: dict[str, Any] = {
-        "kv_cache": resolve("memory.kv_cache").value,
-        "max_seq": resolve("memory.max_seq").value,
-        "template_file": _path(resolve("prompt.chat_template").value),
-        "template_dir": env.templates_dir(),
-    }
-
-    # torch takes a second or two to import
-    from hipfire.engine.llm import LLM  # noqa: PLC0415
-    from hipfire.runtime.load import LoadOptions  # noqa: PLC0415
-
-    use_threads(resolve("hardware.threads").value)
-    llm = LLM(local.path, LoadOptions(**options))
+    llm = load_llm(local.path, lambda name: resolve(name).value)
     loaded, sizes = llm.loaded, llm.loaded.config.sizes
     family = loaded.config.to_hf()["model_type"]
     log.logger().info(f"[{family}] {sizes.hidden}d {sizes.layers}L {sizes.vocab_size} vocab")
@@ -237,10 +225,6 @@ def _settings(resolve: Any, model_file: Mapping[str, Value], seed: int | None) -
         system=value("prompt.system"),
         normalize=value("prompt.normalize"),
     )
-
-
-def _path(value: Value) -> Path | None:
-    return Path(value) if isinstance(value, str) and value else None
 
 
 def _start(llm: LLM, text: str, settings: Settings, stops: tuple[str, ...], *, raw: bool) -> TextStream:

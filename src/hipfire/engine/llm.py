@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, overload
@@ -62,14 +62,21 @@ class LLM:
 
     `model` is a path (container, GGUF file, safetensors folder) or a tag that `hipfire pull` installed.
     Without `sampling` replies are greedy, hence reproducible. One stream runs at a time: starting another
-    ends the first. Raises a HipfireError with a hint if it cannot load.
+    ends the first. On a machine's first run kernels are compiled while it loads, which takes half a minute;
+    `compiling` is told how many of how many are done. Raises a HipfireError with a hint if it cannot load.
 
         llm = LLM("smollm2:135m")
         print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
     """
 
-    def __init__(self, model: str | Path, options: LoadOptions | None = None) -> None:
-        self._loaded = load_model(find_model(str(model)), options)
+    def __init__(
+        self,
+        model: str | Path,
+        options: LoadOptions | None = None,
+        *,
+        compiling: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._loaded = load_model(find_model(str(model)), options, compiling=compiling)
 
     @property
     def loaded(self) -> LoadedModel:

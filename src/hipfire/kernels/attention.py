@@ -1,9 +1,10 @@
-"""Causal attention of one sequence's new queries over its cached keys and values, with an optional window."""
+"""Causal attention of new queries over cached keys and values, with an optional window."""
 
 from __future__ import annotations
 
 import torch
 
+from hipfire.kernels.kv_cache import q8_decode, runs
 from hipfire.kernels.launch import Op
 
 # query rows handled at once, so that the score matrix of a long prompt stays small
@@ -59,4 +60,42 @@ def _attend_rows(
     return torch.matmul(torch.softmax(scores, dim=-1), v).view(q.shape)
 
 
-ATTENTION = Op("attention", attention_ref)
+def attend_ref(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Return what every token sees in the caches, float32 [T, H, D].
+
+    `keys` and `values` are caches [slots, S, KV, D], `rows` int64 [T, 2] the slot and position of each
+    query in q [T, H, D]; its own key and those before it are in place.
+    """
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    for part, slot, start in runs(rows):
+        seen = start + part.stop - part.start
+        out[part] = attention_ref(q[part], keys[slot, :seen], values[slot, :seen], scale, window)
+    return out
+
+
+def attend_q8_ref(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Do the same for caches in q8, [slots, S, KV, D / 32 * 34] bytes."""
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    for part, slot, start in runs(rows):
+        seen = start + part.stop - part.start
+        k, v = q8_decode(keys[slot, :seen]), q8_decode(values[slot, :seen])
+        out[part] = attention_ref(q[part], k, v, scale, window)
+    return out
+
+
+ATTENTION = Op("attention", attend_ref, {"numba": "hipfire.kernels.cpu.ops.attend"})
+ATTENTION_Q8 = Op("attention_q8", attend_q8_ref, {"numba": "hipfire.kernels.cpu.ops.attend"})

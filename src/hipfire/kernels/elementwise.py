@@ -37,9 +37,9 @@ def gather_rows_ref(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return table.index_select(0, rows)
 
 
-SILU_MUL = Op("silu_mul", silu_mul_ref)
-GELU_TANH_MUL = Op("gelu_tanh_mul", gelu_tanh_mul_ref)
-ADD = Op("add", add_ref)
-SCALE = Op("scale", scale_ref)
-SOFTCAP = Op("softcap", softcap_ref)
+SILU_MUL = Op("silu_mul", silu_mul_ref, {"numba": "hipfire.kernels.cpu.ops.silu_mul"})
+GELU_TANH_MUL = Op("gelu_tanh_mul", gelu_tanh_mul_ref, {"numba": "hipfire.kernels.cpu.ops.gelu_tanh_mul"})
+ADD = Op("add", add_ref, {"numba": "hipfire.kernels.cpu.ops.add"})
+SCALE = Op("scale", scale_ref, {"numba": "hipfire.kernels.cpu.ops.scale"})
+SOFTCAP = Op("softcap", softcap_ref, {"numba": "hipfire.kernels.cpu.ops.softcap"})
 GATHER_ROWS = Op("gather_rows", gather_rows_ref)

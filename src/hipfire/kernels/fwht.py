@@ -58,7 +58,7 @@ def inverse_fwht256(x: Tensor) -> Tensor:
 
 
 @functools.cache
-def _sign_column(seed: int, scale: float, device: torch.device) -> Tensor:
+def sign_column(seed: int, scale: float, device: torch.device) -> Tensor:
     """Return the 256 signs of a seed times `scale`: float32 [256, 1]; shared, so never to be written to."""
     return (signs(SEGMENT, seed) * scale).to(device).unsqueeze(1)
 
@@ -76,9 +76,9 @@ def _rotate(x: Tensor, first_seed: int, last_seed: int) -> Tensor:
         )
     # segments become columns: each pass then adds whole contiguous runs, whatever its stride
     segments = x.detach().to(torch.float32).reshape(-1, SEGMENT).t()
-    work = segments * _sign_column(first_seed, 1.0, x.device)
+    work = segments * sign_column(first_seed, 1.0, x.device)
     work = _butterflies(work.contiguous())
-    work.mul_(_sign_column(last_seed, 1.0 / 16.0, x.device))
+    work.mul_(sign_column(last_seed, 1.0 / 16.0, x.device))
     return work.t().contiguous().view(x.shape)
 
 
@@ -96,5 +96,5 @@ def _butterflies(columns: Tensor) -> Tensor:
     return source
 
 
-FWHT = Op("fwht", fwht256)
-INVERSE_FWHT = Op("inverse_fwht", inverse_fwht256)
+FWHT = Op("fwht", fwht256, {"numba": "hipfire.kernels.cpu.ops.fwht"})
+INVERSE_FWHT = Op("inverse_fwht", inverse_fwht256, {"numba": "hipfire.kernels.cpu.ops.inverse_fwht"})

@@ -7,6 +7,8 @@ scale (round to nearest even) and 32 signed codes; unlike the codes of Q8 weight
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from hipfire.kernels.launch import Op
@@ -35,27 +37,31 @@ def q8_decode(data: torch.Tensor) -> torch.Tensor:
     return (codes * scale).flatten(-2)
 
 
-def kv_write_ref(cache: torch.Tensor, start: int, x: torch.Tensor) -> None:
-    """Store x [T, KV, D] in rows start .. start + T of `cache` [S, KV, D], rounded to the cache's type."""
-    cache[start : start + x.shape[0]] = x.to(cache.dtype)
+def runs(rows: torch.Tensor) -> Iterator[tuple[slice, int, int]]:
+    """Cut `rows` [T, 2] of (slot, position) into runs of one sequence: which rows, slot, first position."""
+    pairs = rows.tolist()
+    first = 0
+    for index in range(1, len(pairs) + 1):
+        slot, position = pairs[index - 1]
+        if index == len(pairs) or pairs[index] != [slot, position + 1]:
+            yield slice(first, index), *pairs[first]
+            first = index
 
 
-def kv_write_q8_ref(cache: torch.Tensor, start: int, x: torch.Tensor) -> None:
-    """Store x [T, KV, D] in the rows start .. start + T of the q8 `cache` [S, KV, D / 32 * 34]."""
-    cache[start : start + x.shape[0]] = q8_encode(x)
+def kv_write_ref(cache: torch.Tensor, rows: torch.Tensor, x: torch.Tensor) -> None:
+    """Store x [T, KV, D] in `cache` [slots, S, KV, D], rounded to its type.
+
+    `rows` int64 [T, 2] holds the slot and the position of every token; both exist in the cache.
+    """
+    cache[rows[:, 0], rows[:, 1]] = x.to(cache.dtype)
 
 
-def kv_read_ref(cache: torch.Tensor, length: int) -> torch.Tensor:
-    """Return the first `length` rows as float32 [length, KV, D]."""
-    return cache[:length].float()
+def kv_write_q8_ref(cache: torch.Tensor, rows: torch.Tensor, x: torch.Tensor) -> None:
+    """Store x [T, KV, D] in the q8 `cache` [slots, S, KV, D / 32 * 34] as `kv_write_ref` does."""
+    cache[rows[:, 0], rows[:, 1]] = q8_encode(x)
 
 
-def kv_read_q8_ref(cache: torch.Tensor, length: int) -> torch.Tensor:
-    """Return the first `length` rows of a q8 cache as float32 [length, KV, D]."""
-    return q8_decode(cache[:length])
-
-
-KV_WRITE = Op("kv_write", kv_write_ref, writes=("cache",))
-KV_WRITE_Q8 = Op("kv_write_q8", kv_write_q8_ref, writes=("cache",))
-KV_READ = Op("kv_read", kv_read_ref)
-KV_READ_Q8 = Op("kv_read_q8", kv_read_q8_ref)
+KV_WRITE = Op("kv_write", kv_write_ref, {"numba": "hipfire.kernels.cpu.ops.kv_write"}, writes=("cache",))
+KV_WRITE_Q8 = Op(
+    "kv_write_q8", kv_write_q8_ref, {"numba": "hipfire.kernels.cpu.ops.kv_write"}, writes=("cache",)
+)

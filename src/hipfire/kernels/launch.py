@@ -8,19 +8,20 @@ buffers. Replay, hazard analysis, profiles and parity reports read that record. 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hipfire.base.errors import InternalError
 
-# the order in which implementations are preferred on each kind of device
+# the order in which implementations are preferred on each kind of device, before the reference
 PREFERENCE: Mapping[str, tuple[str, ...]] = {
-    "cpu": ("numba", "reference"),
-    "cuda": ("triton", "reference"),
+    "cpu": ("numba",),
+    "cuda": ("triton",),
 }
 
 
@@ -53,14 +54,16 @@ class LaunchRecord:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operation: its reference and the faster implementations, all with the reference's signature.
+    """An operation: its reference and the faster implementations.
 
-    `writes` names the arguments that the operation changes in place. What it returns counts as written too.
+    `kernels` gives the implementations by the dotted names of functions, which are imported when they are
+    first used: they take the engine that runs them, then what the reference takes. `writes` names the
+    arguments that the operation changes in place. What it returns counts as written too.
     """
 
     name: str
     reference: Callable[..., Any]
-    kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    kernels: Mapping[str, str] = field(default_factory=dict)
     writes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,7 +75,23 @@ class Op:
 
     def implementation(self, name: str) -> Callable[..., Any] | None:
         """Return the implementation of that name, or None where the operation has none."""
-        return self.reference if name == "reference" else self.kernels.get(name)
+        if name == "reference":
+            return self.reference
+        return _imported(self.kernels[name]) if name in self.kernels else None
+
+
+class Engine(Protocol):
+    """What runs the implementations of one name, on one kind of device."""
+
+    def spoil(self, name: str) -> None:
+        """Note that an operation ran outside of the engine."""
+
+
+@functools.cache
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, name = path.rpartition(".")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def _buffer(tensor: torch.Tensor) -> Buffer:
@@ -104,11 +123,20 @@ def _scalar(value: Any) -> str:
 class Launcher:
     """Runs operations, on the implementation that fits their tensors.
 
-    `only` pins one implementation (for comparing arm against arm); asking for one that an operation does not
-    have is an `InternalError`. `tape`, if given, receives one `LaunchRecord` per launch, in order.
+    `engines` gives, by the name of an implementation, what runs it; implementations without an engine are
+    not used. `only` pins one implementation (for comparing arm against arm); asking for one that an
+    operation does not have is an `InternalError`. `tape`, if given, receives one `LaunchRecord` per launch,
+    in order.
     """
 
-    def __init__(self, *, only: str | None = None, tape: list[LaunchRecord] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        engines: Mapping[str, Engine] | None = None,
+        only: str | None = None,
+        tape: list[LaunchRecord] | None = None,
+    ) -> None:
+        self.engines = dict(engines or {})
         self.only = only
         self.tape = tape
 
@@ -118,19 +146,26 @@ class Launcher:
         implementation = op.implementation(name)
         if implementation is None:
             raise InternalError(f"operation {op.name} has no implementation named {name}")
-        result = implementation(*args, **kwargs)
+        if name == "reference":
+            for engine in self.engines.values():
+                engine.spoil(op.name)
+            result = implementation(*args, **kwargs)
+        elif name in self.engines:
+            result = implementation(self.engines[name], *args, **kwargs)
+        else:
+            raise InternalError(f"this launcher has no engine for {name}")
         if self.tape is not None:
             self.tape.append(self._record(op, name, args, kwargs, result))
         return result
 
-    @staticmethod
-    def _choose(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        if not op.kernels:
+    def _choose(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if not op.kernels or not self.engines:
             return "reference"
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor):
-                candidates = PREFERENCE.get(value.device.type, ("reference",))
-                return next(name for name in candidates if op.implementation(name) is not None)
+                candidates = PREFERENCE.get(value.device.type, ())
+                fitting = (name for name in candidates if name in op.kernels and name in self.engines)
+                return next(fitting, "reference")
         return "reference"
 
     @staticmethod

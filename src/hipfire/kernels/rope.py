@@ -8,13 +8,14 @@ from hipfire.kernels.launch import Op
 
 
 def rope_angles_ref(
-    positions: torch.Tensor, inverse_frequencies: torch.Tensor, attention_scale: float = 1.0
+    rows: torch.Tensor, inverse_frequencies: torch.Tensor, attention_scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (cos, sin), each [T, R/2] float32, for absolute `positions` [T] and frequencies [R/2].
+    """Return (cos, sin), each [T, R/2] float32, for frequencies [R/2] and the positions in `rows`.
 
-    `attention_scale` multiplies both, as scaled RoPE variants ask.
+    `rows` int64 [T, 2] holds slot and position of every token. `attention_scale` multiplies both, as scaled
+    RoPE variants ask.
     """
-    angles = positions.float()[:, None] * inverse_frequencies.float()[None, :]
+    angles = rows[:, 1].float()[:, None] * inverse_frequencies.float()[None, :]
     return angles.cos() * attention_scale, angles.sin() * attention_scale
 
 
@@ -28,5 +29,5 @@ def rope_ref(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return torch.cat(rotated, dim=-1)
 
 
-ROPE_ANGLES = Op("rope_angles", rope_angles_ref)
-ROPE = Op("rope", rope_ref)
+ROPE_ANGLES = Op("rope_angles", rope_angles_ref, {"numba": "hipfire.kernels.cpu.ops.rope_angles"})
+ROPE = Op("rope", rope_ref, {"numba": "hipfire.kernels.cpu.ops.rope"})

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from hipfire.base.types import CacheSpec
-from hipfire.kernels.attention import ATTENTION
 from hipfire.kernels.rope import ROPE
 from hipfire.layers.context import RopeTable, StepContext
 from hipfire.layers.linear import Linear
@@ -89,19 +88,6 @@ class SelfAttention:
         cos, sin = step.angles(self.rope)
         q = step.launcher.run(ROPE, q, cos, sin)
         k = step.launcher.run(ROPE, k, cos, sin)
-        return self.output(self._attend(q, k, v, step), step)
-
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StepContext) -> torch.Tensor:
-        outputs = []
-        row = 0
-        for segment in step.segments:
-            rows = slice(row, row + segment.length)
-            row += segment.length
-            step.cache.append(step.launcher, self.layer, segment.slot, segment.start, k[rows], v[rows])
-            keys, values = step.cache.view(
-                step.launcher, self.layer, segment.slot, segment.start + segment.length
-            )
-            outputs.append(
-                step.launcher.run(ATTENTION, q[rows], keys, values, self.shape.scale, self.shape.window)
-            )
-        return torch.cat(outputs).flatten(1)
+        step.cache.append(step.launcher, self.layer, step.rows, k, v)
+        seen = step.cache.attend(step.launcher, self.layer, step.rows, q, shape.scale, shape.window)
+        return self.output(seen.flatten(1), step)

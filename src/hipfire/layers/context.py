@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from hipfire.kernels.fwht import FWHT
 from hipfire.kernels.launch import Launcher
 from hipfire.kernels.rope import ROPE_ANGLES
 
@@ -21,14 +22,20 @@ class CacheStore(Protocol):
     """The part of a key/value cache that attention uses."""
 
     def append(
-        self, launcher: Launcher, layer: int, slot: int, start: int, k: torch.Tensor, v: torch.Tensor
+        self, launcher: Launcher, layer: int, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> None:
-        """Store k and v [T, KV, D] at positions start .. start + T of a slot."""
+        """Store k and v [T, KV, D] at the slots and positions in `rows` [T, 2]."""
 
-    def view(
-        self, launcher: Launcher, layer: int, slot: int, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the first `length` keys and values of a slot, [length, KV, D]."""
+    def attend(
+        self,
+        launcher: Launcher,
+        layer: int,
+        rows: torch.Tensor,
+        q: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Return what the queries q [T, H, D] at `rows` see of their slots, float32 [T, H, D]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,11 @@ class RopeTable:
 
 
 class StepContext:
-    """One step over a ragged batch; made anew for every step, passed to every layer."""
+    """One step over a ragged batch, passed to every layer.
+
+    `rows` int64 [T, 2] holds the slot and the position of every token. Whatever differs between steps of
+    one shape stands in tensors, so that a recorded step can be run again with other contents.
+    """
 
     def __init__(
         self, launcher: Launcher, cache: CacheStore, segments: Sequence[Segment], device: torch.device
@@ -57,20 +68,33 @@ class StepContext:
         self.launcher = launcher
         self.cache = cache
         self.segments = tuple(segments)
-        spans = [torch.arange(s.start, s.start + s.length, device=device) for s in self.segments]
-        self.positions = torch.cat(spans)
+        self.rows = torch.tensor(
+            [(s.slot, s.start + i) for s in self.segments for i in range(s.length)], device=device
+        )
         self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._rotated: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """The position of every token in its sequence, [T]."""
+        return self.rows[:, 1]
 
     def angles(self, table: RopeTable) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (cos, sin) [T, R/2] of this step's positions, computed once per table and step."""
         key = id(table)
         if key not in self._angles:
             self._angles[key] = self.launcher.run(
-                ROPE_ANGLES, self.positions, table.inverse_frequencies, table.attention_scale
+                ROPE_ANGLES, self.rows, table.inverse_frequencies, table.attention_scale
             )
         return self._angles[key]
 
+    def rotated(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x [T, K] in the basis of rotated weights; several weights in a row share one rotation."""
+        if self._rotated is None or self._rotated[0] is not x:
+            self._rotated = (x, self.launcher.run(FWHT, x))
+        return self._rotated[1]
+
     def last_rows(self) -> torch.Tensor:
         """Return the row of every segment's last token, [number of segments]."""
-        lengths = torch.tensor([s.length for s in self.segments], device=self.positions.device)
+        lengths = torch.tensor([s.length for s in self.segments], device=self.rows.device)
         return lengths.cumsum(0) - 1

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hipfire.kernels.elementwise import SCALE
-from hipfire.kernels.fwht import FWHT
-from hipfire.kernels.linear import LINEAR
 from hipfire.layers.context import StepContext
 from hipfire.layers.weights import Weight
 
@@ -26,10 +22,8 @@ class Linear:
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Return the product for all rows of the step."""
         if self.weight.format.rotated:
-            x = step.launcher.run(FWHT, x)
-        y: Any = step.launcher.run(LINEAR, x, self.weight.matrix(step.launcher))
-        result: torch.Tensor = y
-        return result
+            x = step.rotated(x)
+        return self.weight.product(step.launcher, x)
 
 
 class Embedding:

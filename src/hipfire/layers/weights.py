@@ -1,4 +1,4 @@
-"""Weights as layers hold them: packed bytes with their format, and a decoded copy where memory allows.
+"""Weights as layers hold them: packed for the kernels of a device, or as bytes of a file, or decoded.
 
 Layers and models ask a `WeightSource` for matrices and vectors by canonical name; where the bytes come
 from, and whether they are decoded once or at every use, is the loader's business.
@@ -7,7 +7,7 @@ from, and whether they are decoded once or at every use, is the loader's busines
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -15,7 +15,8 @@ from hipfire.base.errors import InternalError
 from hipfire.kernels.elementwise import GATHER_ROWS
 from hipfire.kernels.fwht import INVERSE_FWHT
 from hipfire.kernels.launch import Launcher
-from hipfire.kernels.linear import DEQUANTIZE
+from hipfire.kernels.linear import DEQUANTIZE, LINEAR
+from hipfire.kernels.panels import PANEL_LINEAR, PANEL_SELECT, Panels
 from hipfire.quant.format import WeightFormat
 
 
@@ -23,8 +24,9 @@ from hipfire.quant.format import WeightFormat
 class Weight:
     """A [rows, cols] matrix in its format.
 
-    It holds one of two: `data`, uint8 [rows, bytes of a row] in the row-safe layout, decoded at every use, or
-    `resident`, the float32 matrix in the stored basis (rotated formats stay rotated), decoded once at load.
+    It holds one of three, all in the stored basis (rotated formats stay rotated): `panels`, packed for the
+    CPU kernels; `data`, uint8 [rows, bytes of a row] in the row-safe layout, decoded at every use; or
+    `resident`, the float32 matrix, decoded once at load.
     """
 
     format: WeightFormat
@@ -32,10 +34,18 @@ class Weight:
     cols: int
     data: torch.Tensor | None = None
     resident: torch.Tensor | None = None
+    panels: Panels | None = None
 
     def __post_init__(self) -> None:
-        if (self.data is None) == (self.resident is None):
-            raise InternalError("a weight holds either packed bytes or a decoded matrix")
+        held = [value is not None for value in (self.data, self.resident, self.panels)]
+        if sum(held) != 1:
+            raise InternalError("a weight holds panels, packed bytes or a decoded matrix")
+
+    def product(self, launcher: Launcher, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T, float32 [T, rows], for x [T, cols] in the stored basis."""
+        if self.panels is not None:
+            return cast(torch.Tensor, launcher.run(PANEL_LINEAR, x, self.panels))
+        return cast(torch.Tensor, launcher.run(LINEAR, x, self.matrix(launcher)))
 
     def matrix(self, launcher: Launcher) -> torch.Tensor:
         """Return float32 [rows, cols] in the stored basis, decoding it now unless it is resident."""
@@ -45,7 +55,9 @@ class Weight:
 
     def select(self, launcher: Launcher, rows: torch.Tensor) -> torch.Tensor:
         """Return float32 [T, cols] of the given rows [T] in the original basis."""
-        if self.data is None:
+        if self.panels is not None:
+            picked = launcher.run(PANEL_SELECT, self.panels, rows)
+        elif self.data is None:
             picked = launcher.run(GATHER_ROWS, self._resident(), rows)
         else:
             picked = self._decoded(launcher, launcher.run(GATHER_ROWS, self.data, rows))

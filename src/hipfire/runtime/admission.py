@@ -68,8 +68,7 @@ def scratch_nbytes(sizes: Sizes, chunk: int, max_seq: int) -> int:
 def plan_memory(
     *,
     sizes: Sizes,
-    packed_bytes: int,
-    decoded_elements: int,
+    weights: int,
     specs: Sequence[CacheSpec],
     mode: KvMode,
     slots: int,
@@ -77,8 +76,7 @@ def plan_memory(
     chunk: int,
     residency: Residency,
 ) -> MemoryPlan:
-    """Return what a load needs; decoded weights are float32, packed ones stay mapped from the file."""
-    weights = FLOAT * decoded_elements if residency == "decoded" else packed_bytes
+    """Return what a load needs, for weights of so many bytes; packed ones stay mapped from the file."""
     largest_matrix = FLOAT * sizes.vocab_size * sizes.hidden if residency == "packed" else 0
     return MemoryPlan(
         weights=weights,

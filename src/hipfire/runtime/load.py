@@ -6,25 +6,28 @@ and its config, the tokenizer against the embedding, the cache mode, and the mem
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from hipfire.base.cpu import usable_threads
 from hipfire.base.errors import ValidationError
 from hipfire.base.types import TextAssets
 from hipfire.cache.kv import KvCache, KvMode, kv_mode
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.checkpoint.source import open_checkpoint
+from hipfire.kernels.cpu.build import compile_kernels
+from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.launch import Launcher
 from hipfire.models.family import Model, ModelConfig, ModelFamily
 from hipfire.runtime.admission import MemoryPlan, admit, available_memory, fits, plan_memory
 from hipfire.runtime.identify import named_checkpoint, read_config, unused_tensors
 from hipfire.runtime.runner import PREFILL_CHUNK, Runner
 from hipfire.runtime.templates import Templates, load_templates
-from hipfire.runtime.weights import CheckpointWeights, Residency, packed_nbytes
+from hipfire.runtime.weights import CheckpointWeights, Residency, resident_nbytes
 from hipfire.text.tokenizer import Tokenizer
 
 # the context that a load takes unless told otherwise, where the model itself allows more
@@ -38,19 +41,20 @@ class LoadOptions:
     kv_cache: str = "auto"
     max_seq: int | None = None
     slots: int = 1
-    residency: Literal["auto", "decoded", "packed"] = "auto"
+    residency: Literal["auto", "panels", "decoded", "packed"] = "auto"
+    threads: int | None = None
     prefill_chunk: int = PREFILL_CHUNK
     template_file: Path | None = None
     template_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.residency not in ("auto", "decoded", "packed"):
+        if self.residency not in ("auto", "panels", "decoded", "packed"):
             raise ValidationError(
-                f"residency {self.residency!r} is unknown", hint="use auto, decoded or packed"
+                f"residency {self.residency!r} is unknown", hint="use auto, panels, decoded or packed"
             )
-        for name in ("slots", "prefill_chunk", "max_seq"):
+        for name in ("slots", "prefill_chunk", "max_seq", "threads"):
             value = getattr(self, name)
-            if name == "max_seq" and value is None:
+            if name in ("max_seq", "threads") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValidationError(f"{name} is {value!r} but must be an integer of at least 1")
@@ -79,17 +83,26 @@ class LoadedModel:
     unknown_tensors: tuple[str, ...]
 
     @property
+    def threads(self) -> int:
+        """Return the number of threads that compute."""
+        engine = self.runner.launcher.engines.get("numba")
+        return engine.threads if isinstance(engine, CpuEngine) else torch.get_num_threads()
+
+    @property
     def max_seq(self) -> int:
         """Return the longest context of this load in tokens."""
         return self.runner.cache.max_seq
 
 
-def load_model(path: Path, options: LoadOptions | None = None) -> LoadedModel:
+def load_model(
+    path: Path, options: LoadOptions | None = None, *, compiling: Callable[[int, int], None] | None = None
+) -> LoadedModel:
     """Load the model at `path`: an HFQM container, a GGUF file, or a folder of safetensors.
 
     Raises ArtifactError, UnsupportedError, ValidationError or MemoryLimitError. Whatever the descriptions
     tell is refused before memory is taken; damage inside a tensor shows when its turn comes, and leaves
-    nothing behind.
+    nothing behind. Kernels that this machine has not compiled yet are compiled before this returns;
+    `compiling` is told how many of how many are done.
     """
     options = options or LoadOptions()
     mode = kv_mode(options.kv_cache)
@@ -109,12 +122,19 @@ def load_model(path: Path, options: LoadOptions | None = None) -> LoadedModel:
             user_dir=options.template_dir,
         )
         plan, residency = _admit(named, config, options, mode, max_seq)
+        engine = CpuEngine(options.threads or usable_threads()) if residency == "panels" else None
         weights = CheckpointWeights(
-            named, heads=config.sizes.heads, kv_heads=config.sizes.kv_heads, residency=residency
+            named,
+            heads=config.sizes.heads,
+            kv_heads=config.sizes.kv_heads,
+            residency=residency,
+            engine=engine,
         )
         with torch.inference_mode():
             model = family.build(config, weights)
             cache = KvCache(config.cache_specs(), mode=mode, slots=options.slots, max_seq=max_seq)
+    runner = Runner(model, cache, _launcher(engine), chunk=options.prefill_chunk)
+    compile_kernels(runner.kernels(), compiling)
     ends = frozenset[int]()
     if templates is not None:
         ends = tokenizer.turn_end_ids(templates.chat.source) | tokenizer.turn_end_ids(templates.tools.source)
@@ -123,7 +143,7 @@ def load_model(path: Path, options: LoadOptions | None = None) -> LoadedModel:
         family=family,
         config=config,
         model=model,
-        runner=Runner(model, cache, Launcher(), chunk=options.prefill_chunk),
+        runner=runner,
         tokenizer=tokenizer,
         templates=templates,
         end_ids=tokenizer.eos_ids | ends,
@@ -132,6 +152,10 @@ def load_model(path: Path, options: LoadOptions | None = None) -> LoadedModel:
         residency=residency,
         unknown_tensors=tuple(unknown),
     )
+
+
+def _launcher(engine: CpuEngine | None) -> Launcher:
+    return Launcher(engines={} if engine is None else {"numba": engine})
 
 
 def _context(options: LoadOptions, config: ModelConfig) -> int:
@@ -150,14 +174,11 @@ def _admit(
     named: NamedCheckpoint, config: ModelConfig, options: LoadOptions, mode: KvMode, max_seq: int
 ) -> tuple[MemoryPlan, Residency]:
     stored = [named.require(name, shape).info for name, shape in config.tensors().items()]
-    packed_bytes = sum(packed_nbytes(info) for info in stored)
-    elements = sum(math.prod(shape) for shape in config.tensors().values())
 
     def plan(residency: Residency) -> MemoryPlan:
         return plan_memory(
             sizes=config.sizes,
-            packed_bytes=packed_bytes,
-            decoded_elements=elements,
+            weights=sum(resident_nbytes(info, residency) for info in stored),
             specs=config.cache_specs(),
             mode=mode,
             slots=options.slots,
@@ -168,7 +189,7 @@ def _admit(
 
     available = available_memory()
     if options.residency == "auto":
-        residency: Residency = "decoded" if fits(plan("decoded"), available) else "packed"
+        residency: Residency = "panels" if fits(plan("panels"), available) else "packed"
     else:
         residency = options.residency
     chosen = plan(residency)

@@ -11,12 +11,15 @@ import torch
 
 from hipfire.base.errors import ContextLengthError, ValidationError
 from hipfire.cache.kv import KvCache
+from hipfire.kernels.cpu.engine import CpuEngine
+from hipfire.kernels.cpu.jit import Kernel
 from hipfire.kernels.elementwise import GATHER_ROWS
 from hipfire.kernels.launch import Launcher
 from hipfire.layers.context import Segment, StepContext
 from hipfire.models.family import Model
+from hipfire.runtime.replay import DecodeReplay
 
-PREFILL_CHUNK = 256
+PREFILL_CHUNK = 512
 
 
 class Runner:
@@ -31,6 +34,8 @@ class Runner:
         self.cache = cache
         self.launcher = launcher or Launcher()
         self.chunk = chunk
+        engine = self.launcher.engines.get("numba")
+        self.replay = DecodeReplay(engine, self._forward) if isinstance(engine, CpuEngine) else None
         self._owners: dict[int, object] = {}
         # rows written so far per slot; what lies beyond them is another sequence's or nobody's
         self._filled: dict[int, int] = {}
@@ -59,14 +64,28 @@ class Runner:
         dropped. Raises ContextLengthError or ValidationError before anything runs.
         """
         self._check(batch)
-        ids = torch.tensor([token for _, tokens in batch for token in tokens])
+        tokens = [token for _, part in batch for token in part]
         segments = [segment for segment, _ in batch]
-        context = StepContext(self.launcher, self.cache, segments, ids.device)
-        hidden = self.model(ids, context)
-        if not every_row:
-            hidden = self.launcher.run(GATHER_ROWS, hidden, context.last_rows())
+        slots = {segment.slot for segment in segments}
+
+        def context() -> StepContext:
+            return StepContext(self.launcher, self.cache, segments, torch.device("cpu"))
+
+        if self.replay is not None and len(tokens) == len(segments) == len(slots):
+            logits = self.replay.step(context, segments, tokens)
+        else:
+            logits = self._eager(context(), tokens, every_row=every_row)
         for segment in segments:
             self._filled[segment.slot] = segment.start + segment.length
+        return logits
+
+    def _forward(self, ids: torch.Tensor, context: StepContext) -> torch.Tensor:
+        return self.model.logits(self.model(ids, context), context)
+
+    def _eager(self, context: StepContext, tokens: Sequence[int], *, every_row: bool) -> torch.Tensor:
+        hidden = self.model(torch.tensor(tokens), context)
+        if not every_row:
+            hidden = self.launcher.run(GATHER_ROWS, hidden, context.last_rows())
         return self.model.logits(hidden, context)
 
     def _check(self, batch: Sequence[tuple[Segment, Sequence[int]]]) -> None:
@@ -98,6 +117,18 @@ class Runner:
     def _check_length(self, end: int) -> None:
         if end > self.cache.max_seq:
             raise ContextLengthError(end, self.cache.max_seq, hint="raise memory.max_seq or shorten the text")
+
+    def kernels(self) -> list[Kernel]:
+        """Return the compiled kernels that steps of this model use; none without a CPU engine."""
+        engine = self.launcher.engines.get("numba")
+        if not isinstance(engine, CpuEngine):
+            return []
+        with engine.rehearse() as found, torch.inference_mode():
+            # single tokens and whole chunks take different kernels for attention
+            for length in {1, min(self.chunk, self.cache.max_seq)}:
+                context = StepContext(self.launcher, self.cache, [Segment(0, 0, length)], torch.device("cpu"))
+                self._forward(torch.zeros(length, dtype=torch.int64), context)
+        return list(found.values())
 
     def prefill(
         self,

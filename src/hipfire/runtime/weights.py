@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
-from hipfire.base.errors import ArtifactError
+from hipfire.base.errors import ArtifactError, InternalError
 from hipfire.base.types import TensorInfo
 from hipfire.checkpoint.names import Change, NamedCheckpoint
+from hipfire.kernels.cpu.engine import CpuEngine
+from hipfire.kernels.panels import Panels
 from hipfire.layers.weights import Weight, rope_row_order
 from hipfire.quant.format import WeightFormat
 from hipfire.quant.registry import format_of
+from hipfire.runtime.panels import pack, pack_decoded, packer_of, panels_nbytes
 
-# decoded: float32 matrices in memory, fast; packed: decoded at every use, small
-Residency = Literal["decoded", "packed"]
+# panels: packed for the CPU kernels; decoded: float32 matrices in memory; packed: decoded at every use, small
+Residency = Literal["panels", "decoded", "packed"]
 
 # elements decoded at once, so that a large matrix needs little memory besides its result
 CHUNK_ELEMENTS = 1 << 22
@@ -35,6 +38,13 @@ def mapped_tensor(view: memoryview) -> torch.Tensor:
         return torch.frombuffer(view, dtype=torch.uint8)
 
 
+def resident_nbytes(info: TensorInfo, residency: Residency) -> int:
+    """Return the bytes of memory that a tensor takes under a residency."""
+    if residency == "decoded" or len(info.shape) < 2:
+        return 4 * info.numel
+    return packed_nbytes(info) if residency == "packed" else panels_nbytes(info)
+
+
 def packed_nbytes(info: TensorInfo) -> int:
     """Return the bytes that a tensor takes under packed residency: its own, or float32 if packed flat."""
     rows, cols = info.rows_cols
@@ -46,13 +56,24 @@ class CheckpointWeights:
     """The `WeightSource` of a checkpoint.
 
     `heads` and `kv_heads` are those of the model, for sources that order rotary rows in pairs. `used`
-    collects the canonical names asked for. With `decoded` residency the mapped pages are given back after
-    decoding.
+    collects the canonical names asked for. Except with `packed` residency the mapped pages are given back
+    after use. `engine` packs the panels, which no other residency needs.
     """
 
-    def __init__(self, named: NamedCheckpoint, *, heads: int, kv_heads: int, residency: Residency) -> None:
+    def __init__(
+        self,
+        named: NamedCheckpoint,
+        *,
+        heads: int,
+        kv_heads: int,
+        residency: Residency,
+        engine: CpuEngine | None = None,
+    ) -> None:
+        if residency == "panels" and engine is None:
+            raise InternalError("panels are packed by an engine")
         self.named = named
         self.residency = residency
+        self._engine = engine
         self._heads = {"q_rows": heads, "k_rows": kv_heads}
 
     def has(self, name: str) -> bool:
@@ -64,6 +85,10 @@ class CheckpointWeights:
         info, change = self._find(name, (rows, cols))
         fmt = format_of(info.qtype)
         flat = mapped_tensor(self.named.checkpoint.raw(info.name))
+        if self.residency == "panels" and self._engine is not None:
+            panels = self._panels(self._engine, info, change, flat)
+            self.named.checkpoint.release(info.name)
+            return Weight(fmt, rows, cols, panels=panels)
         if not fmt.has_whole_rows(info.nbytes, rows, cols):
             # blocks of the old flat packing run over row ends: only the whole can be decoded
             whole = self._in_order(self._decode(fmt, info, flat, rows, cols), change, rows)
@@ -80,6 +105,35 @@ class CheckpointWeights:
                 resident[begin:end] = part
         self.named.checkpoint.release(info.name)
         return Weight(fmt, rows, cols, data=data if resident is None else None, resident=resident)
+
+    def _panels(self, engine: CpuEngine, info: TensorInfo, change: Change, data: torch.Tensor) -> Panels:
+        """Pack a matrix as it is stored where its format can be packed, else as float32."""
+        rows, cols = info.rows_cols
+        fmt = format_of(info.qtype)
+        heads = self._heads.get(change)
+        order = None if heads is None else rope_row_order(rows, heads)
+        packer = packer_of(fmt, info.nbytes, rows, cols)
+        if packer is not None:
+            panels, damaged = pack(engine, packer, data, rows, cols, order)
+            if damaged is not None:
+                row, block = divmod(damaged, -(-cols // fmt.group))
+                raise self._not_finite(info, row, block)
+            if panels is not None:
+                return panels
+        whole = fmt.has_whole_rows(info.nbytes, rows, cols)
+        by_row = data.view(rows, -1) if whole else None
+        decoded = None if whole else self._decode(fmt, info, data, rows, cols)
+
+        def decode(first: int, last: int) -> torch.Tensor:
+            wanted = torch.arange(first, last) if order is None else order[first:last]
+            if by_row is None or decoded is not None:
+                part = cast(torch.Tensor, decoded)[wanted]
+            else:
+                part = self._decode(fmt, info, by_row[wanted].flatten(), last - first, cols)
+            self._check_finite(part, info, fmt, first)
+            return part
+
+        return pack_decoded(engine, decode, rows, cols)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """Return the vector `name` as float32 [size]; ArtifactError if it is missing or of another size."""
@@ -122,8 +176,11 @@ class CheckpointWeights:
             return
         position = int((~torch.isfinite(values)).flatten().nonzero()[0])
         bad_row, column = divmod(position, values.shape[-1])
-        raise ArtifactError(
-            f"holds a value that is not finite in row {row + bad_row}, block {column // fmt.group}",
+        raise self._not_finite(info, row + bad_row, column // fmt.group)
+
+    def _not_finite(self, info: TensorInfo, row: int, block: int) -> ArtifactError:
+        return ArtifactError(
+            f"holds a value that is not finite in row {row}, block {block}",
             path=self.named.checkpoint.path,
             field=f"tensor {info.name}",
             hint="the file is damaged; download or convert it again",

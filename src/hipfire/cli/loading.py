@@ -1,0 +1,60 @@
+"""Loading a model for a command: settings to options, threads, and word of a first run's compiling.
+
+This file does not know what is done with the model.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hipfire.base import env, log
+from hipfire.cli.progress import is_live
+from hipfire.cli.settings import use_threads
+
+if TYPE_CHECKING:
+    from hipfire.engine.llm import LLM
+
+
+def load_llm(path: Path, value: Callable[[str], Any], *, slots: int = 1) -> LLM:
+    """Return the model at `path`, loaded as the settings say; `value` gives a setting by its dotted name."""
+    template = value("prompt.chat_template")
+    options: dict[str, Any] = {
+        "kv_cache": value("memory.kv_cache"),
+        "residency": value("memory.weights"),
+        "max_seq": value("memory.max_seq"),
+        "threads": value("hardware.threads"),
+        "slots": slots,
+        "template_file": Path(template) if template else None,
+        "template_dir": env.templates_dir(),
+    }
+    # importing and loading make a million objects that stay: looking for garbage among them is wasted time
+    gc.disable()
+    try:
+        # torch takes a second or two to import
+        from hipfire.engine.llm import LLM  # noqa: PLC0415
+        from hipfire.runtime.load import LoadOptions  # noqa: PLC0415
+
+        use_threads(options["threads"])
+        return LLM(path, LoadOptions(**options), compiling=CompileNote())
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+class CompileNote:
+    """Tells on stderr that kernels are being compiled: a line that counts on a terminal, else two lines."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Say how many of `total` kernels are compiled."""
+        text = "compiling kernels for this processor (first run only)"
+        if is_live():
+            sys.stderr.write(f"\rhipfire: {text}: {done} of {total}" + ("\n" if done == total else ""))
+            sys.stderr.flush()
+        elif done == 0:
+            log.logger().info(f"{text}: {total} to do")
+        elif done == total:
+            log.logger().info(f"{text}: done")

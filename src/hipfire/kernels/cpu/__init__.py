@@ -1,0 +1,1 @@
+"""The Numba kernels of the operations, and the engine that runs them."""

@@ -1,0 +1,75 @@
+"""Packing the matrices of a checkpoint into panels for the CPU kernels, on the engine's threads.
+
+This file does not know which tensors a model wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hipfire.base.types import TensorInfo
+from hipfire.kernels.cpu.engine import CpuEngine, aligned_bytes
+from hipfire.kernels.cpu.layouts import LAYOUTS
+from hipfire.kernels.cpu.pack import PACKERS, Packer, worst_fault
+from hipfire.kernels.cpu.pack_kernels import MISFIT, SOUND
+from hipfire.kernels.panels import Panels
+from hipfire.quant.format import WeightFormat
+from hipfire.quant.registry import format_of
+
+# rows that are decoded at a time where a format has no packer
+DECODED_ELEMENTS = 1 << 22
+PLAIN = PACKERS["F32"]
+
+
+def packer_of(fmt: WeightFormat, nbytes: int, rows: int, cols: int) -> Packer | None:
+    """Return what packs a stored matrix, or None if it must be decoded to float32 first."""
+    packer = PACKERS.get(fmt.name)
+    if packer is None or not fmt.has_whole_rows(nbytes, rows, cols):
+        return None
+    return None if packer.whole and cols % packer.block_elements else packer
+
+
+def panels_nbytes(info: TensorInfo) -> int:
+    """Return the bytes that a tensor takes in panels."""
+    rows, cols = info.rows_cols
+    packer = packer_of(format_of(info.qtype), info.nbytes, rows, cols) or PLAIN
+    return packer.layout.nbytes(rows, cols)
+
+
+def pack(
+    engine: CpuEngine, packer: Packer, data: torch.Tensor, rows: int, cols: int, order: torch.Tensor | None
+) -> tuple[Panels | None, int | None]:
+    """Pack rows of uint8 `data`, in `order` int64 [rows] if given.
+
+    Returns the panels, and None; or None and the number of the first block that is not finite; or None
+    twice if the layout cannot hold the scales of this matrix.
+    """
+    panels = Panels(packer.layout, rows, cols, aligned_bytes(packer.layout.nbytes(rows, cols)))
+    faults = torch.empty(engine.pool.parts, dtype=torch.int64)
+    engine.launch(
+        packer.kernel,
+        *(data, packer.row_nbytes(cols), rows, cols, 0 if order is None else order, panels.data, faults),
+    )
+    fault = worst_fault(faults.tolist())
+    if fault == SOUND:
+        return panels, None
+    return None, None if fault == MISFIT else fault
+
+
+def pack_decoded(
+    engine: CpuEngine, decode: Callable[[int, int], torch.Tensor], rows: int, cols: int
+) -> Panels:
+    """Pack a matrix as float32: `decode(first, last)` returns rows as float32 [last - first, cols]."""
+    layout = LAYOUTS["f32"]
+    panels = Panels(layout, rows, cols, aligned_bytes(layout.nbytes(rows, cols)))
+    # whole panels at a time, so that each run of rows is a piece of the result
+    step = max(16, DECODED_ELEMENTS // max(1, cols) // 16 * 16)
+    faults = torch.empty(engine.pool.parts, dtype=torch.int64)
+    for first in range(0, rows, step):
+        last = min(rows, first + step)
+        source = decode(first, last).contiguous()
+        target = panels.data[first // 16 * layout.panel_bytes(cols) :]
+        engine.launch(PLAIN.kernel, source, 4 * cols, last - first, cols, 0, target, faults)
+    return panels
