@@ -31,6 +31,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("rm", "hipfire.cli.models:rm", "Remove an installed model."),
     ("verify", "hipfire.cli.models:verify", "Hash an installed model and compare."),
     ("quantize", "hipfire.cli.quantize:quantize", "Convert a model into one of hipfire's formats."),
+    ("bench", "hipfire.cli.bench:bench", "Measure how fast a model runs."),
     ("inspect", "hipfire.cli.inspect:inspect", "Show what a model file holds."),
     ("config", "hipfire.cli.config:app", "Read and change settings."),
     ("diag", "hipfire.cli.diag:diag", "Describe this machine and installation."),
