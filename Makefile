@@ -6,7 +6,7 @@ MODEL ?= smollm2:135m
 PROMPT ?= Name the capital of France.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test lint types bench docs models compare clean
+.PHONY: setup run test lint types bench peers docs models compare clean
 
 setup: $(VENV)/.dev
 
@@ -49,6 +49,11 @@ compare: models
 # encode and decode rates of the weight formats on this machine
 bench: setup
 	$(BIN)/python benchmarks/formats.py
+
+# decode and prefill against llama.cpp, which is built once in an environment of its own (needs a C++ compiler)
+peers: models
+	$(PIP) --editable '.[bench]'
+	$(BIN)/python benchmarks/cpu_peers.py --write-docs
 
 # the pages under docs/ are plain Markdown; this checks that their links lead somewhere
 docs: setup

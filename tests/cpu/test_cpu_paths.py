@@ -79,12 +79,12 @@ def test_the_fastest_path_is_taken_unless_the_environment_names_one(monkeypatch:
         assert caught.value.hint == "use one of avx2, generic"
 
 
-def test_an_impossible_path_is_one_error_where_an_engine_is_made() -> None:
+def test_an_impossible_path_is_one_error_where_threads_are_made() -> None:
     code = """
 from hipfire.base.errors import ValidationError
-from hipfire.kernels.cpu.engine import CpuEngine
+from hipfire.kernels.cpu.pool import Pool
 try:
-    CpuEngine(3)
+    Pool(3)
 except ValidationError as error:
     print(error.line())
 import threading

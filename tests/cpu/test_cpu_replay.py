@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from cpu_kit import raw_bytes
@@ -11,7 +12,8 @@ from model_kit import MODELS, decode, fill, text, tiny_runner
 
 from helpers import rms
 from hipfire.base.qtypes import QType
-from hipfire.kernels.cpu.engine import CpuEngine, Launch, Program
+from hipfire.kernels.cpu.engine import CpuEngine, Launch, Program, encode
+from hipfire.kernels.cpu.pool import FIRST_ARGUMENT, ROW_LENGTH
 from hipfire.kernels.launch import Launcher
 from hipfire.layers.context import Segment, StepContext
 from hipfire.runtime import replay
@@ -142,6 +144,16 @@ def test_threads_wait_for_all_that_a_row_depends_on(kind: str) -> None:
                 assert any(waits[earlier + 1 : index + 1]), (before.kernel.name, launch.kernel.name)
 
 
+def recorded(runner: Runner, engine: CpuEngine, tokens: int) -> list[Launch]:
+    """The rows of a prefill of so many tokens."""
+    context = StepContext(runner.launcher, runner.cache, [Segment(0, 0, tokens)], torch.device("cpu"))
+    engine.record()
+    runner._eager(context, text(tokens), every_row=True)
+    program = engine.finish()
+    assert program is not None
+    return list(program._alive[0])
+
+
 def contents(tensors: Iterable[torch.Tensor]) -> list[bytes]:
     return [raw_bytes(tensor) for tensor in tensors]
 
@@ -156,11 +168,7 @@ def test_rows_read_and_write_what_they_say(kind: str, tokens: int) -> None:
     assert isinstance(engine, CpuEngine)
     # large enough from the start, so that all rows share it
     scratch, _ = engine.scratch(1 << 22)
-    engine.record()
-    runner._eager(context_of(runner, tokens), text(tokens), every_row=True)
-    program = engine.finish()
-    assert program is not None
-    launches: list[Launch] = list(program._alive[0])
+    launches = recorded(runner, engine, tokens)
     passed = [[value for value in launch.arguments if isinstance(value, torch.Tensor)] for launch in launches]
     changing = [tensor for launch in launches for tensor in launch.writes] + [scratch]
     for launch, tensors in zip(launches, passed, strict=True):
@@ -182,5 +190,40 @@ def test_rows_read_and_write_what_they_say(kind: str, tokens: int) -> None:
             tensor.copy_(copy)
 
 
-def context_of(runner: Runner, tokens: int) -> StepContext:
-    return StepContext(runner.launcher, runner.cache, [Segment(0, 0, tokens)], torch.device("cpu"))
+def part_of(launch: Launch, part: int, poisoned: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run one of three parts of a launch alone, with these tensors poisoned first; returns what it writes."""
+    for tensor in poisoned:
+        tensor.view(torch.uint8).fill_(255)
+    row = np.zeros(ROW_LENGTH, np.int64)
+    encode(launch, row)
+    arguments = row[FIRST_ARGUMENT:].copy()
+    launch.kernel(arguments.ctypes.data, part, 3)
+    return [tensor.contiguous().view(torch.uint8).clone() for tensor in launch.writes]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("qtype", "tokens"), [(QType.MQ4G256, 1), (QType.HFQ4G256, 7)])
+@torch.inference_mode()
+def test_kernels_of_equal_units_need_only_what_their_own_part_wrote(
+    kind: str, qtype: QType, tokens: int
+) -> None:
+    runner = tiny_runner(kind, qtype, threads=3)
+    engine = runner.launcher.engines["numba"]
+    assert isinstance(engine, CpuEngine)
+    launches = recorded(runner, engine, tokens)
+    pairs = [
+        (first, second)
+        for index, second in enumerate(launches)
+        for first in launches[:index]
+        if first.units is not None and first.units == second.units and meet(first.writes, second.reads)
+    ]
+    assert len(pairs) >= 2
+    for first, second in pairs:
+        saved = [(tensor, tensor.clone()) for tensor in (*first.writes, *second.writes)]
+        for part in range(3):
+            whole = part_of(second, part, second.writes)
+            part_of(first, part, first.writes)
+            alone = part_of(second, part, second.writes)
+            assert all(map(torch.equal, alone, whole)), (first.kernel.name, second.kernel.name)
+            for tensor, copy in saved:
+                tensor.copy_(copy)
