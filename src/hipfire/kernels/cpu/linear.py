@@ -41,7 +41,7 @@ PREFETCH_BYTES = 4096
 # activations that are multiplied with one unpacked panel before the next: they stay in the L2 cache
 ROW_BLOCK_BYTES = 192 * 1024
 # rows multiplied at a time with unpacked codes: as many as the registers hold the sums of
-TILE = 4 if cpu_path() == "vnni512" else 2
+TILE = 8 if cpu_path() == "vnni512" else 2
 
 
 def scratch_nbytes(cols: int) -> int:
