@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import shutil
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from cpu_kit import run_python
@@ -18,6 +20,7 @@ from hipfire.base.errors import UnsupportedError
 from hipfire.kernels.cpu import build, cache, trial
 from hipfire.kernels.cpu.build import compile_kernels, try_out
 from hipfire.kernels.cpu.jit import Compiled, Kernel, argument
+from hipfire.kernels.cpu.native import export, link
 from hipfire.kernels.cpu.simd import load_float, store_float
 from hipfire.kernels.cpu.target import cpu_path
 
@@ -110,6 +113,22 @@ def test_a_later_process_compiles_nothing_and_does_not_mix_up_what_others_compil
     changed = run_program(base, "scale", package=copy)
     assert (changed["compiled"], changed["results"]) == (["scale"], [[-3.0, -2.0, -1.0]])
     assert changed["folder"] != first["folder"]
+
+
+def test_object_files_keep_their_inner_functions_to_themselves() -> None:
+    """Helpers that stand in several object files under one name are those of each file."""
+    found = []
+    for number in (1, 2):
+        text = f"""
+            define linkonce_odr i64 @helper() noinline {{ ret i64 {number} }}
+            define i64 @entry() {{ %result = call i64 @helper() ret i64 %result }}
+        """
+        machine = llvm.Target.from_default_triple().create_target_machine()
+        symbol = f"hipfire-of-a-test-{number}"
+        place = link(symbol, export(text, "entry", symbol, machine))
+        found.append(ctypes.CFUNCTYPE(ctypes.c_int64)(place)())
+    assert found == [1, 2]
+    assert link("hipfire-of-no-test", export(text, "entry", "hipfire-of-a-test-3", machine)) == 0
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
