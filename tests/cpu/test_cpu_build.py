@@ -204,19 +204,36 @@ def test_without_a_folder_kernels_live_in_memory(
     assert compiled == ["of-a-test"]
 
 
-def test_missing_kernels_are_tried_out_and_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries, told = [], []
-    monkeypatch.setattr(build, "try_out", lambda: tries.append(len(told)))
+def test_missing_kernels_are_counted(folder: Path) -> None:
+    told: list[tuple[int, int]] = []
     kernel = tripled()
     kernels = [kernel, kernel]
     compile_kernels([], lambda done, count: told.append((done, count)))
-    assert (tries, told) == ([], [])
+    assert told == []
     compile_kernels(kernels, lambda done, count: told.append((done, count)))
     assert told == [(0, 2), (1, 2), (2, 2)]
-    assert tries == [1]
     compile_kernels([tripled()], lambda done, count: told.append((done, count)))
     assert len(told) == 3
-    assert tries == [1]
+
+
+def test_a_new_processor_is_tried_out_before_the_engine_runs_anything(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    functions = [Compiled(f"of-a-test-{i}", lambda x: x, 1, result=True) for i in range(3)]
+    for name, function in zip(("run_published", "publish", "serve"), functions, strict=True):
+        monkeypatch.setattr(build, name, function)
+    monkeypatch.setattr(build, "try_out", lambda: events.append("trial"))
+    monkeypatch.setattr(build, "CpuEngine", lambda threads: events.append(f"engine of {threads}"))
+    build.start_engine(3)
+    assert events == ["trial", "engine of 3"]
+    # what is kept was compiled after a trial; a part of it is not enough
+    for function in functions[:2]:
+        function.compile()
+    build.start_engine(2)
+    functions[2].compile()
+    build.start_engine(1)
+    assert events[2:] == ["trial", "engine of 2", "engine of 1"]
 
 
 def test_the_trial_passes_here_and_notices_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hipfire.kernels.kv_cache import q8_decode, runs
@@ -73,11 +75,7 @@ def attend_ref(
     `keys` and `values` are caches [slots, S, KV, D], `rows` int64 [T, 2] the slot and position of each
     query in q [T, H, D]; its own key and those before it are in place.
     """
-    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    for part, slot, start in runs(rows):
-        seen = start + part.stop - part.start
-        out[part] = attention_ref(q[part], keys[slot, :seen], values[slot, :seen], scale, window)
-    return out
+    return _attend(q, keys, values, rows, scale, window, torch.Tensor.float)
 
 
 def attend_q8_ref(
@@ -89,10 +87,22 @@ def attend_q8_ref(
     window: int | None = None,
 ) -> torch.Tensor:
     """Do the same for caches in q8, [slots, S, KV, D / 32 * 34] bytes."""
+    return _attend(q, keys, values, rows, scale, window, q8_decode)
+
+
+def _attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: torch.Tensor,
+    scale: float,
+    window: int | None,
+    read: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     for part, slot, start in runs(rows):
         seen = start + part.stop - part.start
-        k, v = q8_decode(keys[slot, :seen]), q8_decode(values[slot, :seen])
+        k, v = read(keys[slot, :seen]), read(values[slot, :seen])
         out[part] = attention_ref(q[part], k, v, scale, window)
     return out
 

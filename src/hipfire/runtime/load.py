@@ -19,7 +19,7 @@ from hipfire.base.types import TextAssets
 from hipfire.cache.kv import KvCache, KvMode, kv_mode
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.checkpoint.source import open_checkpoint
-from hipfire.kernels.cpu.build import compile_kernels
+from hipfire.kernels.cpu.build import compile_kernels, start_engine
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.launch import Launcher
 from hipfire.models.family import Model, ModelConfig, ModelFamily
@@ -122,7 +122,7 @@ def load_model(
             user_dir=options.template_dir,
         )
         plan, residency = _admit(named, config, options, mode, max_seq)
-        engine = CpuEngine(options.threads or usable_threads()) if residency == "panels" else None
+        engine = start_engine(options.threads or usable_threads()) if residency == "panels" else None
         weights = CheckpointWeights(
             named,
             heads=config.sizes.heads,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hipfire.kernels.cpu.jit import Kernel, argument, helper, kernel, number
+from hipfire.kernels.cpu.kv import Q8_BYTES, Q8_ELEMENTS
 from hipfire.kernels.cpu.rows import copy_row
 from hipfire.kernels.cpu.simd import (
     LANES,
@@ -41,7 +42,6 @@ from hipfire.kernels.cpu.simd import (
 CHUNK = 64
 # tokens whose queries share a chunk that was written out
 TOKENS = 16
-Q8_ELEMENTS, Q8_BYTES = 32, 34
 LOWEST = np.float32(-3.0e38)
 LINE = 64
 

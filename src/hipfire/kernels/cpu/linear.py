@@ -14,6 +14,7 @@ import numpy as np
 from hipfire.kernels.cpu.dots import WORD_BYTES, dot_of_codes, dots_of_words, signed_bias, unpack_codes
 from hipfire.kernels.cpu.jit import argument, helper, kernel, share
 from hipfire.kernels.cpu.layouts import CODE_LAYOUTS, PANEL_ROWS, SUB_COLUMNS, Layout
+from hipfire.kernels.cpu.rows import META_BYTES
 from hipfire.kernels.cpu.simd import (
     fma_f,
     load_f,
@@ -32,8 +33,6 @@ from hipfire.kernels.cpu.simd import (
 from hipfire.kernels.cpu.target import cpu_path
 from hipfire.kernels.cpu.tiles import add_multiples, add_products, add_scaled_sums, sums_along, zeros
 
-# bytes of one activation group's numbers: scale, scale * sum of codes (float32), sums of both halves (int32)
-META_BYTES = 16
 VECTOR_BYTES = 4 * PANEL_ROWS
 UNPACKED_BYTES = 8 * WORD_BYTES
 # how far ahead of the codes in use memory is asked for

@@ -14,9 +14,9 @@ from hipfire.kernels.cpu import rope as rope_kernels
 from hipfire.kernels.cpu import rows as row_kernels
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.cpu.jit import Kernel
+from hipfire.kernels.cpu.rows import GROUP
 from hipfire.kernels.fwht import SEED_IN, SEED_OUT, sign_column
 
-GROUP = 32
 # below this many tokens times key heads per thread, chunks of keys are shared out instead of tokens
 FEW_QUERIES = 8
 

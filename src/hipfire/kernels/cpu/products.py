@@ -7,8 +7,8 @@ import torch
 from hipfire.kernels.cpu import dense, linear, select
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.cpu.layouts import CODE_LAYOUTS, PANEL_ROWS, SUB_COLUMNS, DenseLayout
-from hipfire.kernels.cpu.linear import META_BYTES, UNPACKED_BYTES
-from hipfire.kernels.cpu.rows import quantize
+from hipfire.kernels.cpu.linear import UNPACKED_BYTES
+from hipfire.kernels.cpu.rows import META_BYTES, quantize
 from hipfire.kernels.panels import Panels
 
 FIRST_DENSE = len(CODE_LAYOUTS)

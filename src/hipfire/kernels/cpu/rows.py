@@ -11,6 +11,7 @@ import numpy as np
 
 from hipfire.kernels.cpu.jit import argument, helper, kernel, number, share
 from hipfire.kernels.cpu.simd import (
+    LANES,
     abs_f,
     add_f,
     div_f,
@@ -34,7 +35,7 @@ from hipfire.kernels.cpu.simd import (
 )
 
 GROUP = 32
-LANES = 16
+# bytes of a group's numbers: scale, scale * sum of codes (float32), sums of codes of both halves (int32)
 META_BYTES = 16
 HALF_BYTES = 4 * LANES
 # below this peak 127 / peak could overflow; such a group is as good as zero
