@@ -49,8 +49,11 @@ def test_sums_of_codes_are_exact_up_to_the_extremes(name: str, kind: str) -> Non
     x = np.stack([np.full(cols, 127), np.full(cols, -127), np.where(np.arange(cols) % 2, 127, -127),
                   np.where(np.arange(cols) % 2, -127, 127), rng.integers(-127, 128, cols)])  # fmt: skip
     x[4, ::32] = 127
-    y = product(torch.from_numpy(x.astype(np.float32)), panels)
-    assert np.array_equal(y.double().numpy(), x @ weights.T)
+    for first in range(5):
+        # seven rows, so that every kind of row stands once in a tile, in a small one and alone
+        rows = x[(np.arange(7) + first) % 5]
+        y = product(torch.from_numpy(rows.astype(np.float32)), panels)
+        assert np.array_equal(y.double().numpy(), rows @ weights.T)
 
 
 @pytest.mark.parametrize("name", CODE_NAMES)

@@ -49,7 +49,8 @@ _BYTE_OPERANDS = llvm.llvm_version_info[0] >= 22
 SHORT_RUN = {4: 8, 5: 4, 6: 2, 8: 1}
 
 
-def _halves(builder: ir.IRBuilder, vector: Any) -> tuple[Any, Any]:
+def halves(builder: ir.IRBuilder, vector: Any) -> tuple[Any, Any]:
+    """Split a vector of 32-bit lanes in the middle."""
     count = vector.type.count // 2
 
     def part(first: int) -> Any:
@@ -59,7 +60,8 @@ def _halves(builder: ir.IRBuilder, vector: Any) -> tuple[Any, Any]:
     return part(0), part(count)
 
 
-def _join(builder: ir.IRBuilder, low: Any, high: Any) -> Any:
+def join(builder: ir.IRBuilder, low: Any, high: Any) -> Any:
+    """Undo `halves`."""
     count = 2 * low.type.count
     return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(WORD, count), list(range(count))))
 
@@ -72,16 +74,17 @@ def _vnni(builder: ir.IRBuilder, total: Any, codes: Any, x: Any) -> Any:
         return call(builder, name, WORDS, total, builder.bitcast(codes, kind), builder.bitcast(x, kind))
     kind = HALF_BYTES if _BYTE_OPERANDS else HALF_WORDS
     parts = []
-    pairs = zip(*(_halves(builder, vector) for vector in (total, codes, x)), strict=True)
+    pairs = zip(*(halves(builder, vector) for vector in (total, codes, x)), strict=True)
     for half_total, half_codes, half_x in pairs:
         operands = (builder.bitcast(half_codes, kind), builder.bitcast(half_x, kind))
         parts.append(call(builder, "llvm.x86.avx512.vpdpbusd.256", HALF_WORDS, half_total, *operands))
-    return _join(builder, *parts)
+    return join(builder, *parts)
 
 
-def _pairs_avx2(builder: ir.IRBuilder, codes: Any, x: Any, *, signed: bool) -> Any:
+def pairs_avx2(builder: ir.IRBuilder, codes: Any, x: Any, *, signed: bool) -> Any:
+    """Return the 16-bit sums of two neighbouring products."""
     parts = []
-    for half_codes, half_x in zip(_halves(builder, codes), _halves(builder, x), strict=True):
+    for half_codes, half_x in zip(halves(builder, codes), halves(builder, x), strict=True):
         weights = builder.bitcast(half_codes, HALF_BYTES)
         factors = builder.bitcast(half_x, HALF_BYTES)
         if signed:
@@ -89,7 +92,7 @@ def _pairs_avx2(builder: ir.IRBuilder, codes: Any, x: Any, *, signed: bool) -> A
             factors = call(builder, "llvm.x86.avx2.psign.b", HALF_BYTES, factors, weights)
             weights = call(builder, "llvm.abs.v32i8", HALF_BYTES, weights, ir.Constant(ir.IntType(1), 0))
         parts.append(call(builder, "llvm.x86.avx2.pmadd.ub.sw", HALF_SHORTS, weights, factors))
-    return _join(builder, *parts)
+    return join(builder, *parts)
 
 
 def _pairs_generic(builder: ir.IRBuilder, codes: Any, x: Any, *, signed: bool) -> Any:
@@ -107,14 +110,18 @@ def _pairs_generic(builder: ir.IRBuilder, codes: Any, x: Any, *, signed: bool) -
     return builder.add(first, builder.mul(high, builder.ashr(factors, eight)))
 
 
+def widen_avx2(builder: ir.IRBuilder, shorts: Any, factor: int = 1) -> Any:
+    """Add neighbouring 16-bit sums into 32-bit lanes, times `factor`."""
+    parts = [
+        call(builder, "llvm.x86.avx2.pmadd.wd", HALF_WORDS, half, constant(HALF_SHORTS, factor))
+        for half in halves(builder, shorts)
+    ]
+    return join(builder, *parts)
+
+
 def _widen(builder: ir.IRBuilder, shorts: Any) -> Any:
-    """Add neighbouring 16-bit sums into 32-bit lanes."""
     if cpu_path() == "avx2":
-        parts = [
-            call(builder, "llvm.x86.avx2.pmadd.wd", HALF_WORDS, half, constant(HALF_SHORTS, 1))
-            for half in _halves(builder, shorts)
-        ]
-        return _join(builder, *parts)
+        return widen_avx2(builder, shorts)
     words = builder.bitcast(shorts, WORDS)
     sixteen = constant(WORDS, 16)
     low = builder.ashr(builder.shl(words, sixteen), sixteen)
@@ -127,7 +134,7 @@ def emit_dots(
     """Return, for each of `rows` (its activations per word, repeated over the lanes), the sums over `words`.
 
     Signed codes give sums that are 128 times the sum of activations too large on the VNNI paths, whose codes
-    are unsigned: see `SIGNED_BIAS`.
+    are unsigned: see `signed_bias`.
     """
     if cpu_path().startswith("vnni"):
         flip = constant(WORDS, 0x80808080)
@@ -136,7 +143,7 @@ def emit_dots(
         for t, code in enumerate(codes):
             totals = [_vnni(builder, total, code, row[t]) for total, row in zip(totals, rows, strict=True)]
         return totals
-    multiply = _pairs_avx2 if cpu_path() == "avx2" else _pairs_generic
+    multiply = pairs_avx2 if cpu_path() == "avx2" else _pairs_generic
     sums: list[Any] = [None] * len(rows)
     for start in range(0, len(words), SHORT_RUN[bits]):
         run: list[Any] = [None] * len(rows)
@@ -191,7 +198,8 @@ def emit_activations(builder: ir.IRBuilder, address: Any) -> list[Any]:
     return [splat(builder, load(builder, address, WORD, 4 * t), WORDS) for t in range(QUADS)]
 
 
-def _tuple(builder: ir.IRBuilder, values: Sequence[Any]) -> Any:
+def tuple_of(builder: ir.IRBuilder, values: Sequence[Any]) -> Any:
+    """Return vectors of words as what Numba sees as a tuple of I16."""
     result = ir.Constant(ir.ArrayType(WORDS, len(values)), ir.Undefined)
     for index, value in enumerate(values):
         result = builder.insert_value(result, value, index)
@@ -207,7 +215,7 @@ def dot_of_codes(bits: int, parts: int, *, signed: bool) -> Any:
 
     def emit(builder: ir.IRBuilder, codes: Any, x: Any) -> Any:
         words, activations = emit_words(builder, codes, bits), emit_activations(builder, x)
-        return _tuple(
+        return tuple_of(
             builder,
             [
                 emit_dots(builder, words[i : i + run], [activations[i : i + run]], bits, signed=signed)[0]
@@ -216,31 +224,6 @@ def dot_of_codes(bits: int, parts: int, *, signed: bool) -> Any:
         )
 
     return operation(types.UniTuple(I16, parts), (ADDRESS, ADDRESS), emit)
-
-
-def dots_of_words(rows: int, bits: int, parts: int, *, signed: bool) -> Any:
-    """Make `dots(words, x, stride)`: the sums of `rows` rows of activations with a group's unpacked words.
-
-    `stride` is the distance of the rows in bytes. The result is a tuple of rows * parts I16, part by part of
-    each row.
-    """
-    run = QUADS // parts
-
-    def emit(builder: ir.IRBuilder, address: Any, x: Any, stride: Any) -> Any:
-        words = [load(builder, address, WORDS, WORD_BYTES * t) for t in range(QUADS)]
-        starts = [x]
-        for _ in range(rows - 1):
-            starts.append(builder.add(starts[-1], stride))
-        activations = [emit_activations(builder, start) for start in starts]
-        by_part = [
-            emit_dots(
-                builder, words[i : i + run], [row[i : i + run] for row in activations], bits, signed=signed
-            )
-            for i in range(0, QUADS, run)
-        ]
-        return _tuple(builder, [by_part[part][m] for m in range(rows) for part in range(parts)])
-
-    return operation(types.UniTuple(I16, rows * parts), (ADDRESS, ADDRESS, ADDRESS), emit)
 
 
 def _emit_unpack(bits: int) -> Any:

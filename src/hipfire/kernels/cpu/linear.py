@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hipfire.kernels.cpu.dots import WORD_BYTES, dot_of_codes, dots_of_words, signed_bias, unpack_codes
+from hipfire.kernels.cpu import tile_dots
+from hipfire.kernels.cpu.dots import dot_of_codes, signed_bias
 from hipfire.kernels.cpu.jit import argument, helper, kernel, share
 from hipfire.kernels.cpu.layouts import CODE_LAYOUTS, PANEL_ROWS, SUB_COLUMNS, Layout
 from hipfire.kernels.cpu.rows import META_BYTES
@@ -31,23 +32,25 @@ from hipfire.kernels.cpu.simd import (
     zero_f,
 )
 from hipfire.kernels.cpu.target import cpu_path
+from hipfire.kernels.cpu.tile_dots import dots_of_words, unpack_for_tile, unpacked_bytes
 from hipfire.kernels.cpu.tiles import add_multiples, add_products, add_scaled_sums, sums_along, zeros
 
 VECTOR_BYTES = 4 * PANEL_ROWS
-UNPACKED_BYTES = 8 * WORD_BYTES
 # how far ahead of the codes in use memory is asked for
 PREFETCH_BYTES = 4096
 # activations that are multiplied with one unpacked panel before the next: they stay in the L2 cache
 ROW_BLOCK_BYTES = 192 * 1024
-# rows multiplied at a time with unpacked codes: as many as the registers hold the sums of
-TILE = 8 if cpu_path() == "vnni512" else 2
+# rows multiplied at a time with unpacked codes: as many as the registers hold the sums of, and two for what
+# remains
+TILE = {"vnni512": 8, "avx2": 4}.get(cpu_path(), 2)
+SMALL_TILE = 2
 
 
 def scratch_nbytes(cols: int) -> int:
     """Return the bytes of scratch that a thread needs for products with `cols` columns."""
     subs = -(-cols // SUB_COLUMNS)
     # codes of one panel, and scales and minima for groups as small as 16 columns
-    return subs * (UNPACKED_BYTES + 4 * VECTOR_BYTES)
+    return subs * (unpacked_bytes(8) + 4 * VECTOR_BYTES)
 
 
 def _one_row(layout: Layout) -> Any:
@@ -82,7 +85,7 @@ def _one_row(layout: Layout) -> Any:
             else:
                 total = zero_f()
                 weight_of_minimum = np.float32(0.0)
-                for _ in range(min(per_group, subs - first)):
+                for _ in range(1 if per_group == 1 else min(per_group, subs - first)):
                     for line in range(lines):
                         prefetch(place + PREFETCH_BYTES + 64 * line)
                     (sums,) = dot(place, x)
@@ -104,7 +107,7 @@ def _one_row(layout: Layout) -> Any:
 
 def _unpack_panel(layout: Layout) -> Any:
     """Make `unpack(panel, target, subs)`: codes as words, then all scales and minima as float32 vectors."""
-    unpack = unpack_codes(layout.bits)
+    unpack, unpacked = unpack_for_tile(layout.bits), unpacked_bytes(layout.bits)
     load_scale = load_half if layout.half else load_f
     vectors = layout.parts * (2 if layout.minimum else 1)
     header, sub_bytes, per_group = layout.header_bytes, layout.sub_bytes, layout.subs
@@ -112,7 +115,7 @@ def _unpack_panel(layout: Layout) -> Any:
 
     @helper
     def unpack_panel(panel: int, target: int, subs: int) -> None:
-        scales = target + subs * UNPACKED_BYTES
+        scales = target + subs * unpacked
         for first in range(0, subs, per_group):
             for vector in range(vectors):
                 store_f(scales, load_scale(panel + scale_bytes * vector))
@@ -121,29 +124,30 @@ def _unpack_panel(layout: Layout) -> Any:
             for _ in range(min(per_group, subs - first)):
                 unpack(panel, target)
                 panel += sub_bytes
-                target += UNPACKED_BYTES
+                target += unpacked
 
     return unpack_panel
 
 
-def _tile_of_rows(layout: Layout) -> Any:
-    """Make `tile(words, x, meta, subs, out, out_stride)`: TILE rows times an unpacked panel."""
+def _tile_of_rows(layout: Layout, rows: int) -> Any:
+    """Make `tile(words, x, meta, subs, out, out_stride)`: `rows` rows times an unpacked panel."""
     parts, per_group, minimum = layout.parts, layout.subs, layout.minimum
-    bias = layout.offset + (signed_bias() if layout.signed else 0)
-    dots = dots_of_words(TILE, layout.bits, parts, signed=layout.signed)
-    none, add_totals, add_minimum = zeros(TILE), add_products(TILE), add_multiples(TILE)
-    scaled_sums = sums_along(TILE, META_BYTES, 4)
-    add_low = add_scaled_sums(TILE, parts, 0, bias)
-    add_high = add_scaled_sums(TILE, parts, parts - 1, bias)
+    bias = layout.offset + (tile_dots.signed_bias() if layout.signed else 0)
+    dots = dots_of_words(rows, layout.bits, parts, signed=layout.signed)
+    none, add_totals, add_minimum = zeros(rows), add_products(rows), add_multiples(rows)
+    scaled_sums = sums_along(rows, META_BYTES, 4)
+    add_low = add_scaled_sums(rows, parts, 0, bias)
+    add_high = add_scaled_sums(rows, parts, parts - 1, bias)
     vectors = parts * (2 if minimum else 1)
+    unpacked = unpacked_bytes(layout.bits)
 
     @helper
     def tile(words: int, x: int, meta: int, subs: int, out: int, out_stride: int) -> None:
         x_stride, meta_stride = SUB_COLUMNS * subs, META_BYTES * subs
-        scales = words + subs * UNPACKED_BYTES
+        scales = words + subs * unpacked
         results = none()
         for first in range(0, subs, per_group):
-            count = min(per_group, subs - first)
+            count = 1 if per_group == 1 else min(per_group, subs - first)
             start = meta
             totals = none()
             for _ in range(count):
@@ -152,7 +156,7 @@ def _tile_of_rows(layout: Layout) -> Any:
                 if parts == 2:
                     results = add_totals(results, load_f(scales), totals)
                     totals = add_high(none(), sums, meta, meta_stride)
-                words += UNPACKED_BYTES
+                words += unpacked
                 x += SUB_COLUMNS
                 meta += META_BYTES
             results = add_totals(results, load_f(scales + VECTOR_BYTES * (parts - 1)), totals)
@@ -160,7 +164,7 @@ def _tile_of_rows(layout: Layout) -> Any:
                 lowest = load_f(scales + VECTOR_BYTES * parts)
                 results = add_minimum(results, lowest, scaled_sums(start, meta_stride, count))
             scales += VECTOR_BYTES * vectors
-        for row in range(TILE):
+        for row in range(rows):
             store_f(out + out_stride * row, results[row])
 
     return tile
@@ -172,7 +176,8 @@ def _linear(layout: Layout) -> Any:
     Arguments: panels, rows of x, panel count, panel bytes, columns / 32, codes of x, numbers of x, y, bytes
     of a row of y, scratch, scratch bytes of a thread.
     """
-    product, unpack_panel, tile = _one_row(layout), _unpack_panel(layout), _tile_of_rows(layout)
+    product, unpack_panel = _one_row(layout), _unpack_panel(layout)
+    tile, small_tile = _tile_of_rows(layout, TILE), _tile_of_rows(layout, SMALL_TILE)
 
     @kernel(f"linear-{layout.name}")
     def linear(arguments: int, thread: int, threads: int) -> None:
@@ -186,16 +191,20 @@ def _linear(layout: Layout) -> Any:
         block = max(TILE, ROW_BLOCK_BYTES // (x_stride + meta_stride) // TILE * TILE)
         for begin in range(0, rows, block):
             end = min(rows, begin + block)
-            tiled = end - (end - begin) % TILE
+            tiled = begin + (end - begin) // TILE * TILE
+            in_tiles = end - (end - tiled) % SMALL_TILE
             for p in range(first, last):
                 panel = panels + p * panel_bytes
                 column = y + VECTOR_BYTES * p
-                if tiled > begin:
+                if in_tiles > begin:
                     unpack_panel(panel, words, subs)
                 for row in range(begin, tiled, TILE):
                     out = column + row * y_stride
                     tile(words, x + row * x_stride, meta + row * meta_stride, subs, out, y_stride)
-                for row in range(tiled, end):
+                for row in range(tiled, in_tiles, SMALL_TILE):
+                    out = column + row * y_stride
+                    small_tile(words, x + row * x_stride, meta + row * meta_stride, subs, out, y_stride)
+                for row in range(in_tiles, end):
                     value = product(panel, x + row * x_stride, meta + row * meta_stride, subs)
                     store_f(column + row * y_stride, value)
 

@@ -7,7 +7,6 @@ import torch
 from hipfire.kernels.cpu import dense, linear, select
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.cpu.layouts import CODE_LAYOUTS, PANEL_ROWS, SUB_COLUMNS, DenseLayout
-from hipfire.kernels.cpu.linear import UNPACKED_BYTES
 from hipfire.kernels.cpu.rows import META_BYTES, quantize
 from hipfire.kernels.panels import Panels
 
@@ -70,7 +69,7 @@ def panel_select(engine: CpuEngine, panels: Panels, rows: torch.Tensor) -> torch
         kernel = dense.SELECT_KERNELS[panels.layout.index - FIRST_DENSE]
         engine.launch(kernel, *common, reads=(rows,), writes=(out,))
     else:
-        scratch, each = engine.scratch(UNPACKED_BYTES)
+        scratch, each = engine.scratch(select.SCRATCH_BYTES)
         kernel = select.SELECT_KERNELS[panels.layout.index]
         engine.launch(kernel, *common, scratch, each, reads=(rows,), writes=(out,))
     return out

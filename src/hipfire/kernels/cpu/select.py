@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from hipfire.kernels.cpu.dots import WORD_BYTES, unpack_codes
+from hipfire.kernels.cpu.dots import QUADS, WORD_BYTES, unpack_codes
 from hipfire.kernels.cpu.jit import argument, helper, kernel, share
 from hipfire.kernels.cpu.layouts import CODE_LAYOUTS, PANEL_ROWS, SUB_COLUMNS, Layout
 from hipfire.kernels.cpu.simd import load_byte, load_float, load_one_half, load_unsigned, store_float
+
+# a group's codes, as one thread needs them at a time
+SCRATCH_BYTES = QUADS * WORD_BYTES
 
 
 def _select(layout: Layout) -> Any:
