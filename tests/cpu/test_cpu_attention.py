@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from cpu_kit import digest, launcher_of, poisoned_memory, random_rows, raw_bytes
 
 from hipfire.cache.kv import KV_MODES
 from hipfire.kernels.cpu import ops
-from hipfire.kernels.cpu.attention import CHUNK
+from hipfire.kernels.cpu.attention_parts import CHUNK
 from hipfire.kernels.cpu.engine import CpuEngine
 
 MODES = tuple(KV_MODES)
@@ -61,6 +62,20 @@ def test_a_query_has_the_same_bytes_alone_and_in_every_batch(mode: str, window: 
         for count in (1, 7):
             parts = [attend(scene, window, slice(i, i + count)) for i in range(0, len(scene.rows), count)]
             assert raw_bytes(torch.cat(parts)) == raw_bytes(together), count
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [32, 64, 96])
+@pytest.mark.parametrize("few", [ALL_CHUNKS, ALL_WHOLE])
+def test_a_query_has_the_same_bytes_wherever_it_stands_in_its_group(
+    mode: str, size: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "FEW_QUERIES", few)
+    scene = make_scene(mode, MIXED, heads=2, group=3, size=size)
+    equal = scene.q.view(-1, 2, 3, size)[:, :, :1].expand(-1, -1, 3, -1)
+    result = attend(replace(scene, q=equal.reshape(-1, 6, size)), None).view(-1, 2, 3, size)
+    for place in (1, 2):
+        assert raw_bytes(result[:, :, place].contiguous()) == raw_bytes(result[:, :, 0].contiguous())
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -19,6 +19,7 @@ from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.fwht import inverse_fwht256
 from hipfire.layers.weights import Weight
 from hipfire.quant.registry import format_of
+from hipfire.runtime import panels
 from hipfire.runtime.load import LoadedModel, LoadOptions, load_model
 from hipfire.runtime.weights import CheckpointWeights
 from tiny_models import TOKENS, reference, tiny_model, write_folder, write_gguf
@@ -157,8 +158,29 @@ def test_what_cannot_be_packed_as_it_is_becomes_float32() -> None:
     assert weight.panels.dense().abs().max() == 2.0**15 * 127 * 32
 
 
+@pytest.mark.parametrize("qtype", [QType.Q8F16, QType.MQ4G256, QType.F32])
+def test_a_large_matrix_is_packed_in_pieces_whose_pages_are_given_back(
+    qtype: QType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = stored(qtype, 50, 512)
+    whole = weights(checkpoint).matrix(NAME, 50, 512)
+    assert checkpoint.released == [(NAME, checkpoint.tensors[NAME].nbytes), (NAME, None)]
+    checkpoint.released.clear()
+    monkeypatch.setattr(panels, "PIECE_BYTES", 17 * format_of(qtype).row_nbytes(512))
+    pieces = weights(checkpoint).matrix(NAME, 50, 512)
+    assert whole.panels is not None
+    assert pieces.panels is not None
+    assert raw_bytes(pieces.panels.data) == raw_bytes(whole.panels.data)
+    ends = [rows * format_of(qtype).row_nbytes(512) for rows in (16, 32, 48, 50)]
+    assert checkpoint.released == [*((NAME, end) for end in ends), (NAME, None)]
+
+
+@pytest.mark.parametrize("piece", [1, panels.PIECE_BYTES])
 @pytest.mark.parametrize(("qtype", "cols"), [(QType.Q8F16, 96), (QType.HFQ4G256, 512), (QType.F32, 5)])
-def test_a_number_that_is_not_finite_is_named_by_row_and_block(qtype: QType, cols: int) -> None:
+def test_a_number_that_is_not_finite_is_named_by_row_and_block(
+    qtype: QType, cols: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panels, "PIECE_BYTES", piece)
     fmt = format_of(qtype)
     data = bytearray(stored(qtype, 20, cols).raw(NAME))
     place = 17 * fmt.row_nbytes(cols) + fmt.group_bytes

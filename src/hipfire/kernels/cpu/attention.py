@@ -10,56 +10,33 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from hipfire.kernels.cpu.attention_parts import CHUNK, attend_group, finish, fold, partial, partial_nbytes
 from hipfire.kernels.cpu.jit import Kernel, argument, helper, kernel, number
 from hipfire.kernels.cpu.kv import Q8_BYTES, Q8_ELEMENTS
 from hipfire.kernels.cpu.rows import copy_row
 from hipfire.kernels.cpu.simd import (
     LANES,
-    add_f,
-    exp_f,
-    fma_f,
     load_bfloat,
     load_bytes,
-    load_f,
-    load_float,
     load_one_bfloat,
     load_one_half,
-    max_f,
     mul_f,
-    splat_at,
     splat_f,
     store_f,
     store_float,
-    sub_f,
-    sum_f,
-    top_f,
-    zero_f,
 )
 
-# keys of a chunk: with their values they stay in the cache of a core
-CHUNK = 64
 # tokens whose queries share a chunk that was written out
 TOKENS = 16
-LOWEST = np.float32(-3.0e38)
-LINE = 64
-
-
-def partial_nbytes(head_dim: int) -> int:
-    """Return the bytes of a partial result: D sums, the largest score, the sum of weights; whole lines."""
-    return -(-4 * (head_dim + 2) // LINE) * LINE
 
 
 def scratch_nbytes(head_dim: int, group: int) -> int:
     """Return the bytes of scratch of a thread where `group` query heads share a key.
 
-    They hold a chunk's keys and values, its scores, one partial result, and the states of a block of queries.
+    They hold a chunk's keys and values, scores and partial results of two queries, and the states of a
+    block of queries.
     """
-    return 4 * CHUNK * (2 * head_dim + 1) + partial_nbytes(head_dim) * (TOKENS * group + 1)
-
-
-_partial = helper(partial_nbytes)
+    return 8 * CHUNK * (head_dim + 1) + partial_nbytes(head_dim) * (TOKENS * group + 2)
 
 
 @helper
@@ -81,146 +58,8 @@ def _copy_q8(row: int, size: int, out: int) -> None:
 
 
 @helper
-def _rest_of_score(q: int, key: int, whole: int, size: int) -> Any:
-    total = np.float32(0.0)
-    for i in range(whole, size):
-        total += load_float(q + 4 * i) * load_float(key + 4 * i)
-    return total
-
-
-@helper
-def _score(q: int, keys: int, count: int, size: int, factor: Any, scores: int) -> None:
-    """Write factor * q . key for `count` keys that lie side by side; every key by the same arithmetic."""
-    whole, stride = size - size % LANES, 4 * size
-    fours = count - count % 4
-    for key in range(0, fours, 4):
-        place = keys + stride * key
-        a, b, c, d = zero_f(), zero_f(), zero_f(), zero_f()
-        for i in range(0, 4 * whole, 4 * LANES):
-            part = load_f(q + i)
-            a = fma_f(part, load_f(place + i), a)
-            b = fma_f(part, load_f(place + stride + i), b)
-            c = fma_f(part, load_f(place + 2 * stride + i), c)
-            d = fma_f(part, load_f(place + 3 * stride + i), d)
-        rest_a = _rest_of_score(q, place, whole, size)
-        rest_b = _rest_of_score(q, place + stride, whole, size)
-        rest_c = _rest_of_score(q, place + 2 * stride, whole, size)
-        rest_d = _rest_of_score(q, place + 3 * stride, whole, size)
-        store_float(scores + 4 * key, (sum_f(a) + rest_a) * factor)
-        store_float(scores + 4 * key + 4, (sum_f(b) + rest_b) * factor)
-        store_float(scores + 4 * key + 8, (sum_f(c) + rest_c) * factor)
-        store_float(scores + 4 * key + 12, (sum_f(d) + rest_d) * factor)
-    for key in range(fours, count):
-        place = keys + stride * key
-        a = zero_f()
-        for i in range(0, 4 * whole, 4 * LANES):
-            a = fma_f(load_f(q + i), load_f(place + i), a)
-        store_float(scores + 4 * key, (sum_f(a) + _rest_of_score(q, place, whole, size)) * factor)
-
-
-@helper
-def _soften(scores: int, count: int) -> tuple[Any, Any]:
-    """Turn scores, up to whole vectors, into e^(score - largest); returns the largest and the sum."""
-    padded = -(-count // LANES) * LANES
-    for i in range(count, padded):
-        store_float(scores + 4 * i, LOWEST)
-    top = splat_f(LOWEST)
-    for i in range(0, padded, LANES):
-        top = max_f(load_f(scores + 4 * i), top)
-    largest = top_f(top)
-    for i in range(0, padded, LANES):
-        store_f(scores + 4 * i, exp_f(sub_f(load_f(scores + 4 * i), splat_f(largest))))
-    for i in range(count, padded):
-        store_float(scores + 4 * i, np.float32(0.0))
-    total = zero_f()
-    for i in range(0, padded, LANES):
-        total = add_f(total, load_f(scores + 4 * i))
-    return largest, sum_f(total)
-
-
-@helper
-def _weigh(weights: int, count: int, values: int, size: int, out: int) -> None:
-    """Write the sum of weight * value over `count` values that lie side by side."""
-    stride = 4 * size
-    i = 0
-    while i + 4 * LANES <= size:
-        a, b, c, d = zero_f(), zero_f(), zero_f(), zero_f()
-        place = values + 4 * i
-        for key in range(count):
-            weight = splat_at(weights + 4 * key)
-            a = fma_f(weight, load_f(place), a)
-            b = fma_f(weight, load_f(place + 4 * LANES), b)
-            c = fma_f(weight, load_f(place + 8 * LANES), c)
-            d = fma_f(weight, load_f(place + 12 * LANES), d)
-            place += stride
-        store_f(out + 4 * i, a)
-        store_f(out + 4 * (i + LANES), b)
-        store_f(out + 4 * (i + 2 * LANES), c)
-        store_f(out + 4 * (i + 3 * LANES), d)
-        i += 4 * LANES
-    while i + LANES <= size:
-        sums = zero_f()
-        for key in range(count):
-            sums = fma_f(splat_at(weights + 4 * key), load_f(values + 4 * i + stride * key), sums)
-        store_f(out + 4 * i, sums)
-        i += LANES
-    while i < size:
-        total = np.float32(0.0)
-        for key in range(count):
-            total += load_float(weights + 4 * key) * load_float(values + 4 * i + stride * key)
-        store_float(out + 4 * i, total)
-        i += 1
-
-
-@helper
-def _exp(x: Any) -> Any:
-    # all sixteen lanes are equal, so their sum is exact
-    return sum_f(exp_f(splat_f(x))) * np.float32(0.0625)
-
-
-@helper
-def _fold(state: int, part: int, size: int) -> None:
-    """Fold the partial result `part` into `state`; both are D sums, the largest score, the sum of weights."""
-    old, new = load_float(state + 4 * size), load_float(part + 4 * size)
-    top = max(old, new)
-    keep, take = _exp(old - top), _exp(new - top)
-    whole = size - size % LANES
-    for i in range(0, whole, LANES):
-        kept = mul_f(load_f(state + 4 * i), splat_f(keep))
-        store_f(state + 4 * i, fma_f(load_f(part + 4 * i), splat_f(take), kept))
-    for i in range(whole, size):
-        store_float(state + 4 * i, load_float(state + 4 * i) * keep + load_float(part + 4 * i) * take)
-    total = load_float(state + 4 * size + 4) * keep + load_float(part + 4 * size + 4) * take
-    store_float(state + 4 * size, top)
-    store_float(state + 4 * size + 4, total)
-
-
-@helper
-def _finish(state: int, size: int, out: int) -> None:
-    """Write the weighted mean of the values."""
-    inverse = np.float32(1.0) / load_float(state + 4 * size + 4)
-    whole = size - size % LANES
-    for i in range(0, whole, LANES):
-        store_f(out + 4 * i, mul_f(load_f(state + 4 * i), splat_f(inverse)))
-    for i in range(whole, size):
-        store_float(out + 4 * i, load_float(state + 4 * i) * inverse)
-
-
-@helper
 def _first_key(position: int, window: int) -> int:
     return max(0, position - window + 1) if window > 0 else 0
-
-
-@helper
-def _attend_part(
-    q: int, keys: int, values: int, count: int, size: int, factor: Any, scores: int, out: int
-) -> None:
-    """Write the partial result of one query over keys and values in float32."""
-    _score(q, keys, count, size, factor, scores)
-    largest, total = _soften(scores, count)
-    _weigh(scores, count, values, size, out)
-    store_float(out + 4 * size, largest)
-    store_float(out + 4 * size + 4, total)
 
 
 @helper
@@ -268,8 +107,8 @@ def _attend_block(write_out: Any) -> Any:
         slot, position = argument(rows, 2 * token), argument(rows, 2 * token + 1)
         q = argument(arguments, 0) + token * argument(arguments, 5) + 4 * size * group * head
         scores = scratch + 8 * CHUNK * size
-        part = scores + 4 * CHUNK
-        states = part + _partial(size)
+        part = scores + 8 * CHUNK
+        states = part + 2 * partial(size)
         last_position = position + count - 1
         for index in range(_first_key(position, window) // CHUNK, last_position // CHUNK + 1):
             begin = max(CHUNK * index, _first_key(position, window))
@@ -282,19 +121,22 @@ def _attend_block(write_out: Any) -> Any:
                     continue
                 keys = scratch + 4 * size * (low - begin)
                 starts = _first_key(position + i, window) // CHUNK == index
-                for j in range(group):
-                    state = states + _partial(size) * (i * group + j)
-                    query = q + i * argument(arguments, 5) + 4 * size * j
-                    target = state if starts else part
-                    values = keys + 4 * CHUNK * size
-                    _attend_part(query, keys, values, seen, size, factor, scores, target)
-                    if not starts:
-                        _fold(state, part, size)
+                state, query = states + partial(size) * i * group, q + i * argument(arguments, 5)
+                if starts:
+                    attend_group(query, group, keys, seen, size, factor, scores, state, partial(size))
+                    continue
+                for j in range(0, group, 2):
+                    some = min(2, group - j)
+                    attend_group(
+                        query + 4 * size * j, some, keys, seen, size, factor, scores, part, partial(size)
+                    )
+                    for k in range(some):
+                        fold(state + partial(size) * (j + k), part + partial(size) * k, size)
         heads = argument(arguments, 2) * group
         for i in range(count):
             for j in range(group):
                 out = argument(arguments, 14) + 4 * size * ((token + i) * heads + head * group + j)
-                _finish(states + _partial(size) * (i * group + j), size, out)
+                finish(states + partial(size) * (i * group + j), size, out)
 
     return attend_block
 
@@ -343,13 +185,10 @@ def _attend_chunks(mode: str, write_out: Any) -> Kernel:
                     begin = max(CHUNK * index, start)
                     seen = min(CHUNK * (index + 1), position + 1) - begin
                     write_out(arguments, slot, begin, seen, head, scratch)
-                    for j in range(group):
-                        query = head * group + j
-                        q = argument(arguments, 0) + token * argument(arguments, 5) + 4 * size * query
-                        place = (token * heads * group + query) * room + index - start // CHUNK
-                        out = argument(arguments, 17) + _partial(size) * place
-                        values = scratch + 4 * CHUNK * size
-                        _attend_part(q, scratch, values, seen, size, factor, scores, out)
+                    query = token * heads * group + head * group
+                    q = argument(arguments, 0) + token * argument(arguments, 5) + 4 * size * head * group
+                    out = argument(arguments, 17) + partial(size) * (query * room + index - start // CHUNK)
+                    attend_group(q, group, scratch, seen, size, factor, scores, out, partial(size) * room)
 
     return attend_chunks
 
@@ -362,10 +201,10 @@ def merge_chunks(arguments: int, thread: int, threads: int) -> None:
     for unit in range(thread, argument(arguments, 1) * heads, threads):
         position = argument(rows, 2 * (unit // heads) + 1)
         count = position // CHUNK - _first_key(position, window) // CHUNK + 1
-        state = argument(arguments, 17) + _partial(size) * unit * room
+        state = argument(arguments, 17) + partial(size) * unit * room
         for index in range(1, count):
-            _fold(state, state + _partial(size) * index, size)
-        _finish(state, size, argument(arguments, 14) + 4 * size * unit)
+            fold(state, state + partial(size) * index, size)
+        finish(state, size, argument(arguments, 14) + 4 * size * unit)
 
 
 def _kernels(mode: str, copy: Any) -> tuple[Kernel, Kernel]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from hipfire.kernels.cpu import attention as attention_kernels
+from hipfire.kernels.cpu import attention_parts, kv
 from hipfire.kernels.cpu import fwht as fwht_kernels
-from hipfire.kernels.cpu import kv
 from hipfire.kernels.cpu import rope as rope_kernels
 from hipfire.kernels.cpu import rows as row_kernels
 from hipfire.kernels.cpu.engine import CpuEngine
@@ -177,10 +177,10 @@ def attend(
     if tokens * kv_heads >= FEW_QUERIES * engine.threads:
         engine.launch(whole, *arguments, reads=reads, writes=(out,))
         return out
-    room = -(-keys.shape[1] // attention_kernels.CHUNK) + 1
+    room = -(-keys.shape[1] // attention_parts.CHUNK) + 1
     if window is not None:
-        room = min(room, -(-window // attention_kernels.CHUNK) + 1)
-    partial = torch.empty(tokens * heads * room * attention_kernels.partial_nbytes(size), dtype=torch.uint8)
+        room = min(room, -(-window // attention_parts.CHUNK) + 1)
+    partial = torch.empty(tokens * heads * room * attention_parts.partial_nbytes(size), dtype=torch.uint8)
     engine.launch(chunks, *arguments, partial, room, reads=reads, writes=(partial,))
     merged = (out, partial)
     engine.launch(

@@ -62,6 +62,9 @@ def operation(result: types.Type, parameters: Sequence[types.Type], emit: Emit) 
         lambda context, a, b: (signature, generate),
         lambda context, a, b, c: (signature, generate),
         lambda context, a, b, c, d: (signature, generate),
+        lambda context, a, b, c, d, e: (signature, generate),
+        lambda context, a, b, c, d, e, f: (signature, generate),
+        lambda context, a, b, c, d, e, f, g: (signature, generate),
     )
     return intrinsic(makers[len(parameters)])
 
