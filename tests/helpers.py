@@ -35,6 +35,7 @@ class MemoryCheckpoint:
         self.model_config: Mapping[str, Any] = model_config or {}
         self.tensors: dict[str, TensorInfo] = {}
         self._bytes: dict[str, bytes] = {}
+        self.released: list[tuple[str, int | None]] = []
 
     def add(self, name: str, values: torch.Tensor, qtype: int = QType.F32) -> None:
         """Store a tensor, encoded in the given format."""
@@ -51,8 +52,8 @@ class MemoryCheckpoint:
     def raw(self, name: str) -> memoryview:
         return memoryview(self._bytes[name])
 
-    def release(self, name: str) -> None:
-        del name
+    def release(self, name: str, nbytes: int | None = None) -> None:
+        self.released.append((name, nbytes))
 
     def text_assets(self) -> TextAssets:
         return TextAssets()

@@ -71,10 +71,10 @@ class MappedCheckpoint:
         info, span = self._find(name)
         return span.file.view(span.offset, info.nbytes)
 
-    def release(self, name: str) -> None:
-        """Let the tensor's pages leave resident memory; `raw` brings them back from the file."""
+    def release(self, name: str, nbytes: int | None = None) -> None:
+        """Let pages of the tensor, or of its first `nbytes`, leave memory; `raw` brings them back."""
         info, span = self._find(name)
-        span.file.release(span.offset, info.nbytes)
+        span.file.release(span.offset, info.nbytes if nbytes is None else min(nbytes, info.nbytes))
 
     def close(self) -> None:
         """Give back the files."""

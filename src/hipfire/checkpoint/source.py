@@ -49,8 +49,8 @@ class Checkpoint(Protocol):
     def raw(self, name: str) -> memoryview:
         """Return a tensor's stored bytes: read-only, mapped, not copied."""
 
-    def release(self, name: str) -> None:
-        """Let a tensor's pages leave resident memory."""
+    def release(self, name: str, nbytes: int | None = None) -> None:
+        """Let a tensor's pages, or those of its first `nbytes`, leave resident memory."""
 
     def text_assets(self) -> TextAssets:
         """Return everything about text that the checkpoint carries."""

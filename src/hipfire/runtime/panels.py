@@ -11,7 +11,7 @@ import torch
 
 from hipfire.base.types import TensorInfo
 from hipfire.kernels.cpu.engine import CpuEngine, aligned_bytes
-from hipfire.kernels.cpu.layouts import LAYOUTS
+from hipfire.kernels.cpu.layouts import LAYOUTS, PANEL_ROWS
 from hipfire.kernels.cpu.pack import PACKERS, Packer, worst_fault
 from hipfire.kernels.cpu.pack_kernels import MISFIT, SOUND
 from hipfire.kernels.panels import Panels
@@ -20,6 +20,8 @@ from hipfire.quant.registry import format_of
 
 # rows that are decoded at a time where a format has no packer
 DECODED_ELEMENTS = 1 << 22
+# stored bytes that are packed before their pages may leave memory again
+PIECE_BYTES = 1 << 24
 PLAIN = PACKERS["F32"]
 
 
@@ -39,23 +41,37 @@ def panels_nbytes(info: TensorInfo) -> int:
 
 
 def pack(
-    engine: CpuEngine, packer: Packer, data: torch.Tensor, rows: int, cols: int, order: torch.Tensor | None
+    engine: CpuEngine,
+    packer: Packer,
+    data: torch.Tensor,
+    rows: int,
+    cols: int,
+    order: torch.Tensor | None,
+    *,
+    packed: Callable[[int], None] = lambda _: None,
 ) -> tuple[Panels | None, int | None]:
     """Pack rows of uint8 `data`, in `order` int64 [rows] if given.
 
     Returns the panels, and None; or None and the number of the first block that is not finite; or None
-    twice if the layout cannot hold the scales of this matrix.
+    twice if the layout cannot hold the scales of this matrix. `packed` is told how many of the first bytes of
+    the data are not needed any more.
     """
     panels = Panels(packer.layout, rows, cols, aligned_bytes(packer.layout.nbytes(rows, cols)))
+    row_bytes, panel_bytes = packer.row_nbytes(cols), packer.layout.panel_bytes(cols)
     faults = torch.empty(engine.pool.parts, dtype=torch.int64)
-    engine.launch(
-        packer.kernel,
-        *(data, packer.row_nbytes(cols), rows, cols, 0 if order is None else order, panels.data, faults),
-    )
-    fault = worst_fault(faults.tolist())
-    if fault == SOUND:
-        return panels, None
-    return None, None if fault == MISFIT else fault
+    step = rows if order is not None else max(1, PIECE_BYTES // row_bytes // PANEL_ROWS) * PANEL_ROWS
+    for first in range(0, rows, step):
+        last = min(rows, first + step)
+        source, target = data[first * row_bytes :], panels.data[first // PANEL_ROWS * panel_bytes :]
+        where = 0 if order is None else order
+        engine.launch(packer.kernel, source, row_bytes, last - first, cols, where, target, faults)
+        fault = worst_fault(faults.tolist())
+        if fault == MISFIT:
+            return None, None
+        if fault != SOUND:
+            return None, first * (row_bytes // packer.block_bytes) + fault
+        packed(last * row_bytes)
+    return panels, None
 
 
 def pack_decoded(
@@ -65,11 +81,11 @@ def pack_decoded(
     layout = LAYOUTS["f32"]
     panels = Panels(layout, rows, cols, aligned_bytes(layout.nbytes(rows, cols)))
     # whole panels at a time, so that each run of rows is a piece of the result
-    step = max(16, DECODED_ELEMENTS // max(1, cols) // 16 * 16)
+    step = max(1, DECODED_ELEMENTS // max(1, cols) // PANEL_ROWS) * PANEL_ROWS
     faults = torch.empty(engine.pool.parts, dtype=torch.int64)
     for first in range(0, rows, step):
         last = min(rows, first + step)
         source = decode(first, last).contiguous()
-        target = panels.data[first // 16 * layout.panel_bytes(cols) :]
+        target = panels.data[first // PANEL_ROWS * layout.panel_bytes(cols) :]
         engine.launch(PLAIN.kernel, source, 4 * cols, last - first, cols, 0, target, faults)
     return panels

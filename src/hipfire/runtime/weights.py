@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -114,7 +115,15 @@ class CheckpointWeights:
         order = None if heads is None else rope_row_order(rows, heads)
         packer = packer_of(fmt, info.nbytes, rows, cols)
         if packer is not None:
-            panels, damaged = pack(engine, packer, data, rows, cols, order)
+            panels, damaged = pack(
+                engine,
+                packer,
+                data,
+                rows,
+                cols,
+                order,
+                packed=partial(self.named.checkpoint.release, info.name),
+            )
             if damaged is not None:
                 row, block = divmod(damaged, -(-cols // fmt.group))
                 raise self._not_finite(info, row, block)
