@@ -107,7 +107,7 @@ def test_an_environment_is_built_once(tmp_path: Path, maker: Path) -> None:
 
 
 def ends(pid: int, seconds: float = 20.0) -> bool:
-    """Wait until a process that is nobody's child any more has died; a kill is carried out when it next runs."""
+    """Wait until a process that is nobody's child has died: a kill is carried out when it next runs."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

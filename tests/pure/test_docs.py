@@ -134,8 +134,8 @@ def test_a_broken_link_is_caught(tmp_path: Path) -> None:
     assert broken_links(page) == ["missing.md", "other.md#none", "#nowhere"]
 
 
-def test_the_tree_in_the_readme_is_the_tree_on_disk() -> None:
-    assert tree_faults((ROOT / "README.md").read_text(encoding="utf-8"), ROOT) == []
+def test_the_tree_in_the_docs_is_the_tree_on_disk() -> None:
+    assert tree_faults((ROOT / "docs" / "tree.md").read_text(encoding="utf-8"), ROOT) == []
 
 
 def test_a_wrong_tree_is_caught(tmp_path: Path) -> None:
