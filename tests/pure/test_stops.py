@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hipfire.base.errors import ValidationError
-from hipfire.runtime.stops import StopMatcher, StopResult
+from hipfire.text.stops import StopMatcher, StopResult
 
 
 def search(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -138,6 +138,6 @@ def test_bad_stops_are_refused(stops: Any) -> None:
 
 
 def test_stops_load_without_torch() -> None:
-    code = "import sys, hipfire.runtime.stops; print('torch' in sys.modules)"
+    code = "import sys, hipfire.text.stops; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

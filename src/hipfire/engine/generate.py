@@ -22,7 +22,7 @@ from hipfire.engine.request import (
 )
 from hipfire.runtime.load import LoadedModel
 from hipfire.runtime.sampler import SampledToken, Sampler
-from hipfire.runtime.stops import StopMatcher
+from hipfire.text.stops import StopMatcher
 
 
 class Generation:

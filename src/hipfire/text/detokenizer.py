@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -48,6 +48,33 @@ class ByteDetokenizer:
             self._drop_space = False
             return text.removeprefix(" ")
         return text
+
+
+class MarkedDetokenizer:
+    """Shows some control tokens by their spelling, in the text of a detokenizer that leaves them out.
+
+    `restart` makes the detokenizer of the text after a marker; `markers` maps ids to spellings.
+    """
+
+    def __init__(
+        self, first: Detokenizer, restart: Callable[[], Detokenizer], markers: Mapping[int, str]
+    ) -> None:
+        self._inner = first
+        self._restart = restart
+        self._markers = markers
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this token completes; a marker completes what is in front of it."""
+        marker = self._markers.get(token_id)
+        if marker is None:
+            return self._inner.push(token_id)
+        text = self._inner.flush() + marker
+        self._inner = self._restart()
+        return text
+
+    def flush(self) -> str:
+        """Return what is left at the end of the sequence."""
+        return self._inner.flush()
 
 
 class WholeDetokenizer:

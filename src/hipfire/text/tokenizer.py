@@ -6,7 +6,7 @@ Control tokens are found here and not by the engine, so that only the prompt's t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tokenizers.decoders import DecodeStream
 
@@ -16,6 +16,7 @@ from hipfire.text.controls import ControlScanner
 from hipfire.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
+    MarkedDetokenizer,
     WholeDetokenizer,
     byte_alphabet,
     byte_level_bytes,
@@ -108,20 +109,20 @@ class Tokenizer:
         """Return the text of `ids`; see `detokenizer` for the options."""
         return decode_all(self.detokenizer(skip_special=skip_special, at_start=at_start), ids)
 
-    def detokenizer(self, *, skip_special: bool = True, at_start: bool = True) -> Detokenizer:
+    def detokenizer(
+        self, *, skip_special: bool = True, at_start: bool = True, keep: Collection[int] = ()
+    ) -> Detokenizer:
         """Return a detokenizer for one sequence.
 
-        `skip_special` leaves control tokens out of the text. `at_start`: the sequence begins a text, so the
-        space that SentencePiece vocabularies put before the first word is dropped; pass False to continue a
-        text.
+        `skip_special` leaves control tokens out of the text, but for those in `keep`. `at_start`: the
+        sequence begins a text, so the space that SentencePiece vocabularies put before the first word is
+        dropped; pass False to continue a text.
         """
-        if self._vocabulary.spelling is Spelling.OTHER:
-            return self._engine_detokenizer(skip_special)
-
-        def shown(token_id: int) -> bytes:
-            return b"" if skip_special and self.is_special(token_id) else self.token_bytes(token_id)
-
-        return ByteDetokenizer(shown, drop_space=at_start and self._vocabulary.drops_prefix_space)
+        first = self._plain_detokenizer(skip_special, at_start)
+        if not keep:
+            return first
+        markers = {number: self.token_text(number) for number in keep}
+        return MarkedDetokenizer(first, lambda: self._plain_detokenizer(skip_special, False), markers)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one token stands for, leading space included; b"" for surplus ids.
@@ -187,6 +188,15 @@ class Tokenizer:
         if cut == 0:
             return [number for number in ids if number == self.unk_id or number not in self._controls]
         return self._ordinary(piece[:cut], position) + self._ordinary(piece[cut:], position + cut)
+
+    def _plain_detokenizer(self, skip_special: bool, at_start: bool) -> Detokenizer:
+        if self._vocabulary.spelling is Spelling.OTHER:
+            return self._engine_detokenizer(skip_special)
+
+        def shown(token_id: int) -> bytes:
+            return b"" if skip_special and self.is_special(token_id) else self.token_bytes(token_id)
+
+        return ByteDetokenizer(shown, drop_space=at_start and self._vocabulary.drops_prefix_space)
 
     def _engine_detokenizer(self, skip_special: bool) -> Detokenizer:
         engine = self._vocabulary.head
