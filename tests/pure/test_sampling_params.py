@@ -38,6 +38,7 @@ def test_defaults_switch_every_stage_off() -> None:
         "frequency_penalty": 0.0,
         "penalty_window": 128,
         "seed": None,
+        "logit_bias": (),
     }
     assert not params.greedy
     assert not params.penalizes

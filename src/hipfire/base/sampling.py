@@ -9,6 +9,7 @@ ends its turn or the context is full.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ GREEDY_TEMPERATURE: Final = 1e-5
 
 MAX_SEED: Final = 2**64 - 1
 MAX_TOP_LOGPROBS: Final = 20
+MAX_BIAS: Final = 100.0
 
 
 def _refuse(name: str, value: object, allowed: str, hint: str = "") -> ValidationError:
@@ -58,12 +60,28 @@ def _stop_strings(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _biases(value: object) -> tuple[tuple[int, float], ...]:
+    """Return a mapping, or pairs, of token ids and biases as pairs in ascending order of ids."""
+    if not isinstance(value, Mapping | tuple | list):
+        raise _refuse("logit_bias", value, "a mapping of token ids to numbers")
+    pairs = value.items() if isinstance(value, Mapping) else value
+    checked: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise _refuse("logit_bias", pair, "a mapping of token ids to numbers")
+        token = _integer("a token id of logit_bias", pair[0], 0)
+        checked[token] = _number(f"logit_bias of token {token}", pair[1], -MAX_BIAS, MAX_BIAS)
+    return tuple(sorted(checked.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn. Raises `ValidationError` (field, value, allowed range) when constructed.
 
     An explicit 0 is a value of its own and is never taken for "not set". Fields, in the order of their use:
 
+    - `logit_bias`: pairs of a token id and a number (-100 to 100) that is added to its logit; a mapping is
+      accepted.
     - `repeat_penalty` (1 to 3; 1 = off): the logit of each distinct token in the window is divided by it
       where positive and multiplied by it where negative, once.
     - `presence_penalty` (-2 to 2; 0 = off): subtracted once from each token in the window.
@@ -85,6 +103,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     penalty_window: int = 128
     seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
@@ -100,6 +119,7 @@ class SamplingParams:
             "penalty_window": _integer(
                 "penalty_window", self.penalty_window, -1, hint="-1 means the whole context"
             ),
+            "logit_bias": _biases(self.logit_bias),
         }
         if self.seed is not None:
             _integer("seed", self.seed, 0, MAX_SEED, hint="leave it out for a fresh seed")

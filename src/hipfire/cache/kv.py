@@ -115,6 +115,19 @@ class KvCache:
         keys, values = self._keys[layer], self._values[layer]
         return cast(torch.Tensor, launcher.run(self.mode.attend, q, keys, values, rows, scale, window))
 
+    def copy_rows(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` positions of slot `source` to slot `target`, in every layer.
+
+        Raises ValidationError for slots or positions that do not exist.
+        """
+        if not (0 <= source < self.slots and 0 <= target < self.slots and 0 <= count <= self.max_seq):
+            raise ValidationError(
+                f"{count} rows of slot {source} cannot be copied to slot {target}: "
+                f"the cache has {self.slots} slots of {self.max_seq} rows"
+            )
+        for buffer in (*self._keys, *self._values):
+            buffer[target, :count] = buffer[source, :count]
+
     @property
     def nbytes(self) -> int:
         """Return the bytes reserved."""

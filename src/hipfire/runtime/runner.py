@@ -53,6 +53,23 @@ class Runner:
                 hint="finish one stream before starting the next",
             )
 
+    def filled(self, slot: int) -> int:
+        """Return how many rows of a slot hold its sequence."""
+        self._check_slot(slot)
+        return self._filled.get(slot, 0)
+
+    @torch.inference_mode()
+    def share_rows(self, source: int, target: int, count: int) -> None:
+        """Let `target` begin with the first `count` rows of `source`; what it held before is dropped.
+
+        Raises ValidationError for slots that do not exist and rows that `source` does not hold.
+        """
+        self._check_slot(target)
+        if not 0 <= count <= self.filled(source):
+            raise ValidationError(f"slot {source} holds {self.filled(source)} rows, not {count}")
+        self.cache.copy_rows(source, target, count)
+        self._filled[target] = count
+
     @torch.inference_mode()
     def step(
         self, batch: Sequence[tuple[Segment, Sequence[int]]], *, every_row: bool = False

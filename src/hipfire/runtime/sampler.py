@@ -1,4 +1,4 @@
-"""Turns one row of logits into a token: blocks, penalties, greedy choice or a seeded draw.
+"""Turns one row of logits into a token: blocks, biases, penalties, greedy choice or a seeded draw.
 
 This file does not know models, caches, batches or text. A sampler belongs to one request: what it draws
 depends on that request's logits, history, parameters and seed alone, never on neighbours in a batch. Ties
@@ -26,7 +26,6 @@ Mask = NDArray[np.bool_]
 
 # below this many candidates sorting beats splitting
 SORT_AT_MOST: Final = 1024
-
 DRAW_BLOCK: Final = 512
 
 # top_p looks first at tokens of this weight or more, relative to the largest, if they are at most this share
@@ -75,11 +74,13 @@ class Sampler:
         self._wants_logprob = generation.top_logprobs is not None
         self._blocked_early = np.union1d(blocked, ends)
         self._blocked = self._blocked_early if generation.ignore_eos else blocked
+        self._biased = _checked_ids("logit_bias", (token for token, _ in params.logit_bias), real)
+        self._biases = np.asarray([bias for _, bias in params.logit_bias])
         # 53 bits survive a client that keeps numbers as doubles
         self._seed = secrets.randbits(53) if params.seed is None else params.seed
         self._generated = 0
-        # every pass over a large vocabulary works in these: fresh arrays of megabytes cost more in page
-        # faults than in arithmetic, and memory that is never touched (plain greedy) costs nothing
+        # every pass over a vocabulary works in these: fresh megabytes cost more in page faults than in
+        # arithmetic, and memory that is never touched (plain greedy) costs nothing
         self._values, self._weights, self._work = (np.empty(real) for _ in range(3))
 
     @property
@@ -92,21 +93,25 @@ class Sampler:
         """Return how many tokens this sampler has returned."""
         return self._generated
 
-    def sample(self, logits: torch.Tensor, history: Sequence[int]) -> SampledToken:
+    def sample(
+        self, logits: torch.Tensor, history: Sequence[int], allowed: Mask | None = None
+    ) -> SampledToken:
         """Return the next token for float32 `logits` [vocab_size] on any device.
 
         `history` holds the ids of the prompt and of the reply so far, the newest last; penalties count them
-        alike, wherever the prompt's cache entries came from. Raises `InternalError`, and advances nothing,
+        alike, wherever the prompt's cache entries came from. Only tokens that are true in `allowed`
+        [real_vocab_size] are drawn; None allows all. Raises `InternalError`, and advances nothing,
         when a logit is NaN or infinite, when no token is left to draw, or for malformed input.
         """
         row = self._row(logits)
         early = self._generated < self._min_tokens
         blocked = self._blocked_early if early else self._blocked
-        if self._params.greedy and not self._params.penalizes and not blocked.size:
+        plain = allowed is None and not blocked.size and not self._biased.size
+        if self._params.greedy and not self._params.penalizes and plain:
             token = int(torch.argmax(row).item())
             _check_peak(float(row[token].item()))
         else:
-            token = self._choose(self._load(row), history, blocked)
+            token = self._choose(self._load(row), history, blocked, allowed)
         logprob = None
         if self._wants_logprob:
             logprob = float(row[token].item()) - self._log_total(self._load(row))
@@ -150,9 +155,12 @@ class Sampler:
         np.exp(np.subtract(values, peak, out=self._work), out=self._work)
         return float(peak) + math.log(float(self._work.sum()))
 
-    def _choose(self, values: Floats, history: Sequence[int], blocked: Ids) -> int:
+    def _choose(self, values: Floats, history: Sequence[int], blocked: Ids, allowed: Mask | None) -> int:
         """Return the chosen id; changes `values`."""
         values[blocked] = -np.inf
+        if allowed is not None:
+            values[~allowed] = -np.inf
+        values[self._biased] += self._biases
         if self._params.penalizes:
             self._penalize(values, history)
         if values.max() == -np.inf:
@@ -235,8 +243,7 @@ def _draw(weights: Floats, share: float) -> int:
 
 def _checked_ids(name: str, ids: Iterable[int], size: int) -> Ids:
     """Return the distinct ids in ascending order."""
-    ids = tuple(ids)
-    for token in ids:
+    for token in (ids := tuple(ids)):
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
             raise ValidationError(f"{name} holds {token!r} but token ids go from 0 to {size - 1}")
     return np.asarray(sorted(set(ids)), dtype=np.intp)
