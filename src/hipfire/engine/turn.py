@@ -60,8 +60,10 @@ class ResponseFormat:
 class TurnRequest:
     """One generation: a conversation (`messages`) or plain text to continue (`prompt`), and how.
 
-    `fit` cuts max_tokens to what the context holds instead of refusing. `deadline` is the number of seconds
-    after which the turn is given up, counted from its arrival in the engine.
+    `sampling_given` names the fields of `sampling` that the client chose; the model file's own values and
+    then the engine's defaults stand in for the others. None: all of them count as chosen. `fit` cuts
+    max_tokens to what the context holds instead of refusing. `deadline` is the number of seconds after which
+    the turn is given up, counted from its arrival in the engine.
     """
 
     key: TurnKey
@@ -71,6 +73,7 @@ class TurnRequest:
     tool_choice: ToolChoice = ToolChoice()
     response_format: ResponseFormat = ResponseFormat()
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling_given: frozenset[str] | None = None
     generation: GenerationParams = field(default_factory=GenerationParams)
     thinking: Thinking = Thinking()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,24 @@
+"""How much the engine takes on: plain numbers, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hipfire.base.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLimits:
+    """How much the core takes on, and what stands in for what neither a request nor the model says.
+
+    `max_queue` turns wait at most, each for `queue_timeout_s` seconds; a ready turn waits `commit_timeout_s`
+    for its commit. Prompts are read `prefill_chunk` tokens at a time. `default_max_tokens` is cut to what the
+    context holds; None means until it is full.
+    """
+
+    max_queue: int = 64
+    queue_timeout_s: float = 600.0
+    prefill_chunk: int = 256
+    commit_timeout_s: float = 30.0
+    default_sampling: SamplingParams = field(default_factory=SamplingParams)
+    default_max_tokens: int | None = None
