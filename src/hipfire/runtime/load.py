@@ -18,7 +18,7 @@ from hipfire.base.errors import ValidationError
 from hipfire.base.types import TextAssets
 from hipfire.cache.kv import KvCache, KvMode, kv_mode
 from hipfire.checkpoint.names import NamedCheckpoint
-from hipfire.checkpoint.source import open_checkpoint
+from hipfire.checkpoint.source import Checkpoint, open_checkpoint
 from hipfire.kernels.cpu.build import compile_kernels, start_engine
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.launch import Launcher
@@ -105,34 +105,22 @@ def load_model(
     `compiling` is told how many of how many are done.
     """
     options = options or LoadOptions()
-    mode = kv_mode(options.kv_cache)
     # packed weights keep their pages mapped after the checkpoint is closed
     with open_checkpoint(path) as checkpoint:
-        family, config = read_config(checkpoint)
-        named = named_checkpoint(checkpoint, family, config)
-        unknown = unused_tensors(named, config)
-        max_seq = _context(options, config)
-        assets = checkpoint.text_assets()
-        tokenizer = Tokenizer.from_assets(assets, config.sizes.vocab_size)
-        templates = load_templates(
-            assets,
-            tokenizer,
-            path,
-            override_file=options.template_file,
-            user_dir=options.template_dir,
-        )
-        plan, residency = _admit(named, config, options, mode, max_seq)
+        found = _describe(checkpoint, path, options)
+        config, tokenizer, templates = found.config, found.tokenizer, found.templates
+        plan, residency = _admit(found, options, available_memory())
         engine = start_engine(options.threads or usable_threads()) if residency == "panels" else None
         weights = CheckpointWeights(
-            named,
+            found.named,
             heads=config.sizes.heads,
             kv_heads=config.sizes.kv_heads,
             residency=residency,
             engine=engine,
         )
         with torch.inference_mode():
-            model = family.build(config, weights)
-            cache = KvCache(config.cache_specs(), mode=mode, slots=options.slots, max_seq=max_seq)
+            model = found.family.build(config, weights)
+            cache = KvCache(config.cache_specs(), mode=found.mode, slots=options.slots, max_seq=found.max_seq)
     runner = Runner(model, cache, _launcher(engine), chunk=options.prefill_chunk)
     compile_kernels(runner.kernels(), compiling)
     ends = frozenset[int]()
@@ -140,18 +128,63 @@ def load_model(
         ends = tokenizer.turn_end_ids(templates.chat.source) | tokenizer.turn_end_ids(templates.tools.source)
     return LoadedModel(
         path=path,
-        family=family,
+        family=found.family,
         config=config,
         model=model,
         runner=runner,
         tokenizer=tokenizer,
         templates=templates,
         end_ids=tokenizer.eos_ids | ends,
-        assets=assets,
+        assets=found.assets,
         plan=plan,
         residency=residency,
-        unknown_tensors=tuple(unknown),
+        unknown_tensors=found.unknown_tensors,
     )
+
+
+def check_load(path: Path, options: LoadOptions | None = None, *, freed: int = 0) -> MemoryPlan:
+    """Return what loading a model needs, having refused whatever `load_model` refuses before it takes memory.
+
+    `freed` bytes count as available: those that will be given back before the load. Raises as `load_model`.
+    """
+    options = options or LoadOptions()
+    with open_checkpoint(path) as checkpoint:
+        found = _describe(checkpoint, path, options)
+        plan, _ = _admit(found, options, available_memory() + freed)
+    return plan
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What the descriptions in a checkpoint tell, checked against the options."""
+
+    family: ModelFamily
+    config: ModelConfig
+    named: NamedCheckpoint
+    mode: KvMode
+    max_seq: int
+    assets: TextAssets
+    tokenizer: Tokenizer
+    templates: Templates | None
+    unknown_tensors: tuple[str, ...]
+
+
+def _describe(checkpoint: Checkpoint, path: Path, options: LoadOptions) -> _Described:
+    mode = kv_mode(options.kv_cache)
+    family, config = read_config(checkpoint)
+    named = named_checkpoint(checkpoint, family, config)
+    unknown = unused_tensors(named, config)
+    max_seq = _context(options, config)
+    assets = checkpoint.text_assets()
+    tokenizer = Tokenizer.from_assets(assets, config.sizes.vocab_size)
+    templates = load_templates(
+        assets,
+        tokenizer,
+        path,
+        override_file=options.template_file,
+        user_dir=options.template_dir,
+    )
+    return _Described(family, config, named, mode, max_seq, assets, tokenizer, templates, tuple(unknown))
 
 
 def _launcher(engine: CpuEngine | None) -> Launcher:
@@ -170,24 +203,22 @@ def _context(options: LoadOptions, config: ModelConfig) -> int:
     return options.max_seq
 
 
-def _admit(
-    named: NamedCheckpoint, config: ModelConfig, options: LoadOptions, mode: KvMode, max_seq: int
-) -> tuple[MemoryPlan, Residency]:
-    stored = [named.require(name, shape).info for name, shape in config.tensors().items()]
+def _admit(found: _Described, options: LoadOptions, available: int) -> tuple[MemoryPlan, Residency]:
+    config = found.config
+    stored = [found.named.require(name, shape).info for name, shape in config.tensors().items()]
 
     def plan(residency: Residency) -> MemoryPlan:
         return plan_memory(
             sizes=config.sizes,
             weights=sum(resident_nbytes(info, residency) for info in stored),
             specs=config.cache_specs(),
-            mode=mode,
+            mode=found.mode,
             slots=options.slots,
-            max_seq=max_seq,
+            max_seq=found.max_seq,
             chunk=options.prefill_chunk,
             residency=residency,
         )
 
-    available = available_memory()
     if options.residency == "auto":
         residency: Residency = "panels" if fits(plan("panels"), available) else "packed"
     else:
