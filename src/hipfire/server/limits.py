@@ -1,0 +1,138 @@
+"""Reading a request's body: bounded in bytes, time and nesting, and strict about what JSON is.
+
+This file knows no API's fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from hipfire.server.errors import MalformedError, SlowClientError, TooLargeError
+
+# far below what the interpreter's own recursion limit allows, in validation as well as in parsing
+MAX_DEPTH = 100
+
+# everything up to the next bracket that is not inside a string; possessive, so it is linear on any input
+_FLAT = re.compile(rb'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}\[\]]*+)*+', re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_json(request: Request, *, max_bytes: int, timeout_s: float) -> dict[str, Any]:
+    """Return a request's body, a JSON object.
+
+    `timeout_s` is how long the client may send nothing; 0 is for ever. Raises TooLargeError as soon as more
+    than `max_bytes` are announced or have come, SlowClientError, and MalformedError for what is no JSON
+    object (as `parse_json` says).
+    """
+    return parse_json(await _read(request, max_bytes, timeout_s))
+
+
+async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    data = bytearray()
+    parts = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(timeout_s or None):
+                part = await anext(parts, None)
+        except TimeoutError:
+            raise SlowClientError(
+                f"no more of the request came for {timeout_s:g} s", hint="send the whole body at once"
+            ) from None
+        except ClientDisconnect as error:
+            raise MalformedError("the request ended before its body did") from error
+        if part is None:
+            return bytes(data)
+        data += part
+        if len(data) > max_bytes:
+            raise _too_large(max_bytes)
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in `data`.
+
+    Raises MalformedError for invalid UTF-8, halves of surrogate pairs, NUL-padded or otherwise bad JSON, NaN
+    and infinities, numbers out of a float's range, a key that occurs twice in one object, and nesting deeper
+    than `MAX_DEPTH`.
+    """
+    _check_depth(data)
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            object_pairs_hook=_unique,
+        )
+        if _SURROGATE.search(data):
+            _require_unicode(value)
+    except UnicodeDecodeError as error:
+        raise MalformedError(f"the body is not UTF-8 (byte {error.start})") from error
+    except UnicodeEncodeError as error:
+        raise MalformedError("the body holds half of a surrogate pair") from error
+    except ValueError as error:
+        raise MalformedError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise MalformedError("the body must be a JSON object")
+    return value
+
+
+def _check_depth(data: bytes) -> None:
+    depth = pos = 0
+    while True:
+        found = _FLAT.match(data, pos)
+        pos = found.end() if found else pos
+        # a string without an end stops the scan; the parser will say so
+        if pos >= len(data) or data[pos] == 0x22:
+            return
+        depth += 1 if data[pos] in b"{[" else -1
+        pos += 1
+        if depth > MAX_DEPTH:
+            raise MalformedError(f"the body is nested more than {MAX_DEPTH} levels deep")
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:20]} is out of range")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {name[:80]!r} occurs twice")
+            seen.add(name)
+    return value
+
+
+def _require_unicode(value: object) -> None:
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            key.encode()
+            _require_unicode(item)
+    elif isinstance(value, list):
+        for item in value:
+            _require_unicode(item)
+
+
+def _too_large(max_bytes: int) -> TooLargeError:
+    return TooLargeError(
+        f"the request is larger than {max_bytes} bytes", hint="send less, or raise serve.max_request_bytes"
+    )
