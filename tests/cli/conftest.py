@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import card, make_wheel, package, write_gguf
 from shell import use_registry
+
+from hipfire.server.options import ServeOptions
+
+# where nothing listens: ports this low are for the system
+CLOSED_PORT = 1
 
 
 @pytest.fixture
@@ -16,6 +22,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith(("HIPFIRE_", "HF_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HIPFIRE_HOME", str(tmp_path / "home"))
+    # a server that happens to run on this machine is not this test's
+    monkeypatch.setenv("HIPFIRE_PORT", str(CLOSED_PORT))
     return tmp_path / "home"
 
 
@@ -39,3 +47,17 @@ def tiny(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     )  # fmt: skip
     use_registry(tmp_path, monkeypatch, {"tiny:1m": model})
     return data
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
+    """What servers were started with, none of which runs."""
+    options: list[ServeOptions] = []
+
+    def run_server(each: ServeOptions, *, ready: Any) -> int:
+        options.append(each)
+        ready("http://here")
+        return 0
+
+    monkeypatch.setattr("hipfire.server.main.run_server", run_server)
+    return options

@@ -40,7 +40,7 @@ def test_bad_values_are_refused_before_any_work(
     def worked(*_: object, **__: object) -> None:
         raise RuntimeError("work began")
 
-    monkeypatch.setattr("hipfire.cli.run.fetch_card", worked)
+    monkeypatch.setattr("hipfire.cli.pull.fetch_card", worked)
     monkeypatch.setattr("hipfire.engine.llm.load_model", worked)
     assert main(["run", str(folder) if model == "folder" else "tiny:1m", "hi", *flags]) == 1
     one_line(capsys.readouterr(), part)

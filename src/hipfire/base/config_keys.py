@@ -16,8 +16,9 @@ from hipfire.base import env
 from hipfire.base.errors import ValidationError
 
 Value = float | int | bool | str | None
-Kind = Literal["float", "int", "bool", "text", "choice", "file"]
+Kind = Literal["float", "int", "bool", "text", "choice", "file", "host"]
 AUTO = "auto"
+MAX_HOST_CHARS = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,12 @@ class Key:
             noun = "integer" if self.kind == "int" else "number"
             bounds = f"{noun} in {'(' if self.low_open else '['}{self.low:g}, {self.high:.10g}]"
             return f"{bounds} or {AUTO}" if self.default is None else bounds
-        return {"bool": "true or false", "text": "text", "file": "path of an existing file, or empty"}[
-            self.kind
-        ]
+        return {
+            "bool": "true or false",
+            "text": "text",
+            "file": "path of an existing file, or empty",
+            "host": "host name or address",
+        }[self.kind]
 
     def check(self, value: object, *, source: str) -> Value:
         """Return `value` in the key's type; `source` names the file or variable in the error."""
@@ -64,6 +68,8 @@ class Key:
             return value.lower()
         if self.kind in ("text", "file") and isinstance(value, str) and "\0" not in value:
             return self._file(value, source) if self.kind == "file" else value
+        if self.kind == "host" and isinstance(value, str) and _is_host(value):
+            return value
         raise self._fault(value, source)
 
     def parse(self, text: str, *, source: str) -> Value:
@@ -140,6 +146,52 @@ KEYS: tuple[Key, ...] = (
     Key("hardware.threads", "threads", "int", None,
         "CPU threads; auto takes the fast physical cores that it may use.", "HIPFIRE_THREADS", 1, 4096,
         scope="process"),
+    Key("reasoning.mode", "thinking", "choice", AUTO,
+        "Whether the model thinks before it answers; auto leaves it to the model.", "HIPFIRE_THINKING",
+        choices=(AUTO, "on", "off")),
+    Key("reasoning.effort", "reasoning_effort", "choice", AUTO,
+        "How hard the model is told to think; none switches thinking off.", "HIPFIRE_REASONING_EFFORT",
+        choices=(AUTO, "none", "low", "medium", "high", "xhigh", "max")),
+    Key("reasoning.budget", "thinking_budget", "choice", AUTO,
+        "Most tokens of one span of thinking: low 512, med 2048, high 8192, xhigh 24576, max 32768.",
+        "HIPFIRE_THINKING_BUDGET", choices=(AUTO, "low", "med", "high", "xhigh", "max", "uncapped")),
+    Key("reasoning.max_tokens", "max_think_tokens", "int", None,
+        "The same as a number, which wins over the name; 0 is no bound.", "HIPFIRE_MAX_THINK_TOKENS",
+        0, 393_216),
+    Key("serve.host", "host", "host", "127.0.0.1",
+        "Address that the server listens on.", "HIPFIRE_HOST", scope="process"),
+    Key("serve.port", "port", "int", 11435,
+        "Port that the server listens on.", "HIPFIRE_PORT", 1, 65_535, scope="process"),
+    Key("serve.default_model", "default_model", "text", "",
+        "Model to serve and to chat with when none is named.", "HIPFIRE_MODEL", scope="process"),
+    Key("serve.idle_timeout_seconds", "idle_timeout", "int", 300,
+        "Seconds without a request after which the model leaves memory; 0 is never.",
+        "HIPFIRE_IDLE_TIMEOUT", 0, 86_400, scope="process"),
+    Key("serve.max_request_bytes", "max_request_bytes", "int", 64 << 20,
+        "Largest request body, in bytes.", "HIPFIRE_MAX_REQUEST_BYTES", 4096, 4 << 30, scope="process"),
+    Key("serve.max_queue", "max_queue", "int", 64,
+        "Most requests that wait; 0 is no limit.", "HIPFIRE_SERVE_MAX_QUEUE", 0, 1_000_000, scope="process"),
+    Key("serve.queue_timeout_ms", "queue_timeout_ms", "int", 600_000,
+        "Milliseconds that a request waits at most; 0 is no limit.", "HIPFIRE_SERVE_QUEUE_TIMEOUT_MS",
+        0, 86_400_000, scope="process"),
+    Key("serve.slots", "slots", "int", 4,
+        "Requests of one model that run at once; each has a cache of its own.", "HIPFIRE_SERVE_SLOTS",
+        1, 64, scope="process"),
+    Key("serve.prefill_chunk", "prefill_chunk", "int", 256,
+        "Tokens of a prompt that are read before other requests get their next token.",
+        "HIPFIRE_SERVE_PREFILL_CHUNK", 16, 8192, scope="process"),
+    Key("serve.token_file", "token_file", "file", "",
+        "File with the bearer token that requests must carry; clients of this machine read it too.",
+        "HIPFIRE_SERVE_TOKEN_FILE", scope="process"),
+    Key("serve.allow_origins", "allow_origins", "text", "",
+        "Web origins besides those of this machine whose pages may use the server, with commas between.",
+        "HIPFIRE_SERVE_ALLOW_ORIGINS", scope="process"),
+    Key("serve.allow_request_paths", "allow_request_paths", "bool", False,
+        "Let a request name any model file by its path.", "HIPFIRE_SERVE_ALLOW_REQUEST_PATHS",
+        scope="process"),
+    Key("serve.local", "local", "bool", False,
+        "Run a prompt in the command's own process although a server is up.", "HIPFIRE_LOCAL",
+        scope="process"),
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Key] = MappingProxyType(
@@ -150,3 +202,7 @@ BY_NAME: Mapping[str, Key] = MappingProxyType(
 def find_key(name: str) -> Key | None:
     """Return the key with this dotted or flat name, or None."""
     return BY_NAME.get(name.strip().lower())
+
+
+def _is_host(text: str) -> bool:
+    return 0 < len(text) <= MAX_HOST_CHARS and text.isprintable() and not any(map(str.isspace, text))

@@ -80,6 +80,26 @@ def catalog_path(env: Mapping[str, str] = os.environ) -> Path:
     )
 
 
+def server_record_path(env: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the record of the running server, `serve.pid` under the root."""
+    return home(env) / "serve.pid"
+
+
+def server_log_path(env: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the log of a server in the background, `serve.log` under the root."""
+    return home(env) / "serve.log"
+
+
+def daemon_lock_path(env: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the file that the running daemon holds a lock on, `daemon.pid` under the root."""
+    return home(env) / "daemon.pid"
+
+
+def chat_history_path(env: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the lines typed into `hipfire chat`, `chat_history` under the root."""
+    return home(env) / "chat_history"
+
+
 def registry_path(env: Mapping[str, str] = os.environ) -> Path | None:
     """Return the registry file that replaces the bundled one (HIPFIRE_REGISTRY_FILE), or None."""
     chosen = get("HIPFIRE_REGISTRY_FILE", env)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,6 @@ from cyclopts import Parameter
 
 from hipfire import __version__
 from hipfire.base import log
-from hipfire.base.config import Config
 from hipfire.base.config_keys import Value
 from hipfire.base.errors import ValidationError
 from hipfire.bench.plan import BenchOptions, BenchPlan, plan_bench
@@ -27,6 +26,8 @@ from hipfire.checkpoint.library import LocalModel, open_library
 from hipfire.cli import host
 from hipfire.cli.loading import load_llm
 from hipfire.cli.output import size_text, write, write_json, write_table
+from hipfire.cli.overrides import model_settings
+from hipfire.cli.serving import find_server
 from hipfire.cli.settings import WHOLE, load_settings
 from hipfire.cli.version import library_versions
 
@@ -152,9 +153,13 @@ def bench(
         config.resolve(name, cli=given)
     text = prompt_text(prompt, prompt_file)
     local = open_library(config).require(model)
-    llm = _load(config, local, given, options.slots)
+    resolve = model_settings(config, given, local)
+    llm = load_llm(local.path, lambda name: resolve(name).value, slots=options.slots)
     workload = make_workload(llm, text)
     plan = plan_bench(options, len(workload.prompt), llm.loaded.max_seq)
+    if (found := find_server(config)) is not None:
+        busy = f"a server is up at {found.remote.address}: what it does meanwhile slows these runs down"
+        plan = replace(plan, warnings=(*plan.warnings, busy))
     facts = _facts(local, llm) | _prompt_facts(text, len(workload.prompt))
     _announce(facts, plan)
 
@@ -202,15 +207,6 @@ def prompt_text(words: Sequence[str], file: Path | None) -> str:
         raise ValidationError(
             f"--prompt-file: {file} is not UTF-8 at byte {error.start}", hint="convert it to UTF-8 first"
         ) from error
-
-
-def _load(config: Config, local: LocalModel, given: Mapping[str, Value], slots: int) -> LLM:
-    card = local.card.settings() if local.card is not None else {}
-
-    def value(name: str) -> Any:
-        return config.resolve(name, cli=given, model=local.settings_name, card=card).value
-
-    return load_llm(local.path, value, slots=slots)
 
 
 def _facts(local: LocalModel, llm: LLM) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from hipfire.checkpoint.library import open_library
 from hipfire.cli import host
 from hipfire.cli.config import show
 from hipfire.cli.output import size_text, write_fields, write_json
+from hipfire.cli.serving import find_server
 from hipfire.cli.version import library_versions
 
 LOW_DISK_BYTES = 2 << 30
@@ -43,6 +44,7 @@ def collect() -> dict[str, Any]:
     settings: list[str] = []
     models: list[dict[str, Any]] = []
     registry = "unknown"
+    server: dict[str, Any] | None = None
     try:
         config = load_config()
         problems.extend(config.warnings)
@@ -58,6 +60,7 @@ def collect() -> dict[str, Any]:
             }
             for model in library.scan()
         ]
+        server = _server(config)
     except HipfireError as error:
         problems.append(error.line())
     facts: dict[str, Any] = {
@@ -73,6 +76,7 @@ def collect() -> dict[str, Any]:
         "registry": registry,
         "models": models,
         "settings": settings,
+        "server": server,
     }
     return facts | {"advice": [*problems, *_advice(facts)]}
 
@@ -98,6 +102,20 @@ def _folders(problems: list[str]) -> dict[str, Any]:
         problems.append(error.line())
         return {"home": None, "models_dir": None, "disk_free_bytes": None}
     return {"home": str(home), "models_dir": str(models), "disk_free_bytes": host.disk_free(models)}
+
+
+def _server(config: Config) -> dict[str, Any] | None:
+    """Return what the server that is up says of itself, or None if none answers."""
+    found = find_server(config)
+    if found is None:
+        return None
+    health = found.health
+    return {
+        "address": str(found.remote.address),
+        "pid": health.pid,
+        "status": health.status,
+        "model": health.model,
+    }
 
 
 def _changed(config: Config, problems: list[str]) -> list[str]:
@@ -154,6 +172,10 @@ def _readable(facts: dict[str, Any]) -> dict[str, object]:
     shown["models"] = [
         f"{model['name']}  {size_text(model['size_bytes'])}  {model['format']}" for model in facts["models"]
     ]
+    server = facts["server"]
+    shown["server"] = "none"
+    if server is not None:
+        shown["server"] = "{address}, process {pid}, {status}, {model}".format(**server)
     free = shown.pop("disk_free_bytes")
     shown["disk free"] = size_text(free) if isinstance(free, int) else "unknown"
     advice = shown.pop("advice")

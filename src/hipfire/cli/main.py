@@ -26,6 +26,11 @@ EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPT, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 # name, import path, one line of help
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("run", "hipfire.cli.run:run", "Answer a prompt with a model."),
+    ("chat", "hipfire.cli.chat:chat", "Talk with a model."),
+    ("serve", "hipfire.cli.serve:serve", "Serve models over HTTP."),
+    ("stop", "hipfire.cli.stop:stop", "End the server that runs."),
+    ("restart", "hipfire.cli.serve:restart", "Stop the server and serve again."),
+    ("ps", "hipfire.cli.ps:ps", "Show the server that runs."),
     ("pull", "hipfire.cli.pull:pull", "Fetch a model of the registry."),
     ("list", "hipfire.cli.models:list_models", "Show installed models; -r adds those of the registry."),
     ("rm", "hipfire.cli.models:rm", "Remove an installed model."),

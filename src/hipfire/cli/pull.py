@@ -12,7 +12,7 @@ from hipfire.base import log
 from hipfire.base.errors import UnsupportedError, ValidationError
 from hipfire.checkpoint.fetch import Transfer
 from hipfire.checkpoint.install import Installed, install
-from hipfire.checkpoint.library import manifest_path, variant_file
+from hipfire.checkpoint.library import Library, LocalModel, manifest_path, variant_file
 from hipfire.checkpoint.partial import sha256_file
 from hipfire.checkpoint.progress import TransferProgress
 from hipfire.checkpoint.records import read_manifest, write_manifest
@@ -72,6 +72,20 @@ def fetch_card(
     else:
         log.logger().info(f"installed {card.tag}: {size_text(card.size_bytes)}, sha256 {done.sha256}")
     return done
+
+
+def installed(library: Library, name: str) -> LocalModel:
+    """Return the model that `name` means; one of the registry that is not on this disk is fetched first."""
+    local = library.find(name)
+    if local is not None:
+        return local
+    card = library.registry.require(name)
+    if not is_runnable(card):
+        raise UnsupportedError(needs_later_version(card), hint="`hipfire list -r` shows what this one runs")
+    if card.terms:
+        log.logger().info(f"{card.tag}: {card.terms}")
+    fetch_card(card, library.models_dir, make_progress())
+    return library.require(name)
 
 
 def _checked_format(card: Card, fmt: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`hipfire run`: load a model, answer one prompt, and say how fast.
+"""`hipfire run`: answer one prompt, by a server that is up or by a model loaded here, and say how fast.
 
 The answer goes to stdout, everything else to stderr.
 """
@@ -6,8 +6,9 @@ The answer goes to stdout, everything else to stderr.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -15,15 +16,16 @@ from cyclopts import Parameter
 from hipfire.base import log
 from hipfire.base.config import Config, Resolved, generation_defaults
 from hipfire.base.config_keys import Value
-from hipfire.base.errors import UnsupportedError, ValidationError
+from hipfire.base.errors import ValidationError
 from hipfire.base.sampling import GenerationParams, SamplingParams
-from hipfire.checkpoint.library import Library, LocalModel, open_library
+from hipfire.checkpoint.library import open_library
 from hipfire.cli.loading import load_llm
 from hipfire.cli.output import write, write_json
-from hipfire.cli.progress import make_progress
-from hipfire.cli.pull import fetch_card
+from hipfire.cli.overrides import THINKING, ReplyFlags, model_settings, request_fields
+from hipfire.cli.pull import installed
+from hipfire.cli.remote_run import answer
+from hipfire.cli.serving import find_server, served_name
 from hipfire.cli.settings import WHOLE, load_settings
-from hipfire.cli.support import is_runnable, needs_later_version
 from hipfire.text.normalize import normalize_prompt
 
 if TYPE_CHECKING:
@@ -31,38 +33,13 @@ if TYPE_CHECKING:
     from hipfire.engine.request import Completion
 
 DEFAULT_PROMPT = "Hello"
+# a server has loaded its model already
+LOADING = ("kv_cache", "max_seq", "threads")
 
 
 @dataclass(frozen=True)
-class Overrides:
-    """Settings for this run alone; None leaves a setting to the files, the registry card and the model."""
-
-    temp: Annotated[float | None, Parameter(name=["--temp", "-t"])] = None
-    """0 to 2; 0 always takes the most likely token."""
-
-    top_p: float | None = None
-    """Keep the smallest set of tokens with this probability."""
-
-    top_k: Annotated[int | None, WHOLE] = None
-    """Keep this many of the most likely tokens."""
-
-    min_p: float | None = None
-    """Drop tokens below this share of the best token's probability."""
-
-    repeat_penalty: float | None = None
-    """Divides the score of tokens seen before; 1 is off."""
-
-    presence_penalty: float | None = None
-    """Subtracted once from the score of tokens seen before."""
-
-    frequency_penalty: float | None = None
-    """Subtracted from a token's score for each time it was seen."""
-
-    max_tokens: Annotated[int | None, WHOLE, Parameter(name=["--max-tokens", "-n"])] = None
-    """Longest reply, in tokens."""
-
-    system: str | None = None
-    """System message."""
+class Overrides(ReplyFlags):
+    """Settings for this run alone; the ones of this class are those that a model is loaded with."""
 
     kv_mode: str | None = None
     """Cache of keys and values: auto, q8, bf16 or f32."""
@@ -73,13 +50,19 @@ class Overrides:
     threads: Annotated[int | None, WHOLE] = None
     """CPU threads."""
 
-    def values(self) -> dict[str, Value]:
-        """Return the values by setting; the flags' own names are those of the settings, but for three."""
-        renamed = {"temp": "temperature", "system": "prompt.system", "kv_mode": "kv_cache"}
-        return {renamed.get(name, name): value for name, value in vars(self).items()}
+
+@dataclass(frozen=True)
+class Routing:
+    """Who answers, and what of a server's reply is shown."""
+
+    local: Annotated[bool, Parameter(negative="")] = False
+    """Load the model here although a server is up; so do --kv-mode, --max-seq and --threads."""
+
+    reasoning: bool | None = None
+    """Show a server's reasoning on stderr; by default only if that is a terminal."""
 
 
-NO_OVERRIDES = Overrides()
+NO_OVERRIDES, USUAL = Overrides(), Routing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +87,9 @@ def run(
     stream: bool = True,
     json: Annotated[bool, Parameter(name=["--json", "-j"], negative="")] = False,
     stdin: Annotated[bool, Parameter(name=["--stdin", "-"], negative="")] = False,
+    routing: Annotated[Routing, Parameter(name="*")] = USUAL,
 ) -> None:
-    """Answer a prompt with a model.
+    """Answer a prompt with a model, by the server if one is up.
 
     A registered model that is not installed is fetched first. Backslashes in the prompt stay as they are.
 
@@ -129,18 +113,20 @@ def run(
         Read the prompt from standard input.
     """
     config, given = load_settings(), overrides.values()
-    # a mistake on the command line is found before a model is fetched
-    for name in given:
-        config.resolve(name, cli=given)
-    SamplingParams(seed=seed)
-    stops = GenerationParams(stop=tuple(stop or ())).stop
-    if raw and overrides.system:
-        raise ValidationError(
-            "--system needs the chat template that --raw leaves out", hint="give one of them"
-        )
+    stops = _checked(config, given, seed, stop, raw=raw)
     text = prompt_text(prompt, stdin=stdin)
-    local = _installed(open_library(config), model)
-    llm, settings = _load(config, local, given, seed)
+    library = open_library(config)
+    found = None if routing.local or _stays_here(config, given) else find_server(config)
+    served = None if found is None else served_name(found, library, model)
+    if found is not None and served is not None:
+        resolve = model_settings(config, given, library.find(served))
+        body = {"model": served, **_body(resolve, text, raw=raw), **_given(seed=seed, stop=list(stops))}
+        answer(found.remote, body, raw=raw, stream=stream, as_json=json, reasoning=routing.reasoning)
+        return
+    target = installed(library, model)
+    resolve = model_settings(config, given, target)
+    _refuse_thinking(resolve)
+    llm, settings = _load(resolve, target.path, seed)
     reply = _start(llm, text, settings, stops, raw=raw)
     if json:
         write_json(_as_json(reply.finish()))
@@ -169,30 +155,60 @@ def prompt_text(words: Sequence[str], *, stdin: bool) -> str:
     return text
 
 
-def _installed(library: Library, name: str) -> LocalModel:
-    local = library.find(name)
-    if local is not None:
-        return local
-    card = library.registry.require(name)
-    if not is_runnable(card):
-        raise UnsupportedError(needs_later_version(card), hint="`hipfire list -r` shows what this one runs")
-    if card.terms:
-        log.logger().info(f"{card.tag}: {card.terms}")
-    fetch_card(card, library.models_dir, make_progress())
-    return library.require(name)
+def _checked(
+    config: Config, given: Mapping[str, Value], seed: int | None, stop: Sequence[str] | None, *, raw: bool
+) -> tuple[str, ...]:
+    """Return the stop strings; raise ValidationError for what is wrong with the flags of a run."""
+    # a mistake on the command line is found before a model is fetched
+    for name in given:
+        config.resolve(name, cli=given)
+    SamplingParams(seed=seed)
+    if raw and given["prompt.system"]:
+        raise ValidationError(
+            "--system needs the chat template that --raw leaves out", hint="give one of them"
+        )
+    return GenerationParams(stop=tuple(stop or ())).stop
 
 
-def _load(
-    config: Config, local: LocalModel, given: Mapping[str, Value], seed: int | None
-) -> tuple[LLM, Settings]:
-    card = local.card.settings() if local.card is not None else {}
+def _stays_here(config: Config, given: Mapping[str, Value]) -> bool:
+    """Return whether no server is to be asked: by the setting, or as its model is loaded otherwise."""
+    return bool(config.resolve("serve.local").value) or any(given[name] is not None for name in LOADING)
 
-    def resolve(name: str, model_file: Mapping[str, Value] | None = None) -> Resolved:
-        return config.resolve(name, cli=given, model=local.settings_name, card=card, model_file=model_file)
 
+def _body(resolve: Callable[..., Resolved], text: str, *, raw: bool) -> dict[str, Any]:
+    """Return the fields of a request to a server: the prompt, and what somebody chose."""
+    fields = request_fields(resolve, thinking=not raw)
+    if raw:
+        return {"prompt": text, **fields}
+    system = resolve("prompt.system").value
+    return {
+        "messages": _messages(text, str(system), normalize=bool(resolve("prompt.normalize").value)),
+        **fields,
+    }
+
+
+def _messages(text: str, system: str, *, normalize: bool) -> list[dict[str, str]]:
+    messages = [{"role": "user", "content": normalize_prompt(text) if normalize else text}]
+    return [{"role": "system", "content": system}, *messages] if system else messages
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, [])}
+
+
+def _refuse_thinking(resolve: Callable[..., Resolved]) -> None:
+    """Say that a model loaded here is not told how to think: an error for flags, a warning for settings."""
+    chosen = [found for found in map(resolve, THINKING) if found.winner.origin != "default"]
+    if any(found.winner.origin == "cli" for found in chosen):
+        raise ValidationError("flags about thinking need a server", hint="start one with `hipfire serve -d`")
+    for found in chosen:
+        log.logger().warning(f"{found.key.name} applies to replies of a server only")
+
+
+def _load(resolve: Callable[..., Resolved], path: Path, seed: int | None) -> tuple[LLM, Settings]:
     # everything that can be wrong with the settings is found before seconds are spent on torch and weights
     _settings(resolve, {}, seed)
-    llm = load_llm(local.path, lambda name: resolve(name).value)
+    llm = load_llm(path, lambda name: resolve(name).value)
     loaded, sizes = llm.loaded, llm.loaded.config.sizes
     family = loaded.config.to_hf()["model_type"]
     log.logger().info(f"[{family}] {sizes.hidden}d {sizes.layers}L {sizes.vocab_size} vocab")
@@ -238,9 +254,7 @@ def _start(llm: LLM, text: str, settings: Settings, stops: tuple[str, ...], *, r
         raw = True
     if raw:
         return llm.stream(text, settings.sampling, generation, fit=fit)
-    messages = [{"role": "user", "content": normalize_prompt(text) if settings.normalize else text}]
-    if settings.system:
-        messages.insert(0, {"role": "system", "content": settings.system})
+    messages = _messages(text, settings.system, normalize=settings.normalize)
     return llm.stream_chat(messages, settings.sampling, generation, fit=fit)
 
 
