@@ -1,1 +1,1 @@
-"""Comparisons that prove a claim: relative RMS, KL divergence, perplexity."""
+"""What proves a claim: figures of how far outputs differ, detectors of bad replies, the serve harness."""
