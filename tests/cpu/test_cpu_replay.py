@@ -78,6 +78,21 @@ def test_logits_that_were_returned_are_not_changed_by_later_steps() -> None:
     assert [raw_bytes(logits) for logits in returned] == kept
 
 
+def test_the_memory_of_logits_is_used_again_only_once_nobody_holds_a_part_of_them() -> None:
+    runner = tiny_runner("llama")
+    runner.decode(0, 1, 0)
+    for take in (lambda row: row, lambda row: row[3:5], lambda row: row.numpy()[1:], torch.Tensor.clone):
+        held, kept, places = [], [], []
+        for position in range(1, replay.MOST_RESULTS + 4):
+            row = runner.decode(0, position, position)
+            places.append(row.data_ptr())
+            held.append(take(row))
+            kept.append(np.asarray(held[-1]).tobytes())
+            del row
+        assert [np.asarray(each).tobytes() for each in held] == kept
+        assert (len(set(places)) == 1) == (take is torch.Tensor.clone)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_step_with_an_operation_outside_of_the_engine_is_not_replayed(kind: str) -> None:
     engine = CpuEngine(2)

@@ -8,8 +8,11 @@ are.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from hipfire.kernels.cpu.engine import CpuEngine, Program
@@ -17,6 +20,8 @@ from hipfire.layers.context import Segment, StepContext
 
 # batch sizes whose programs are kept; the one used longest ago goes first
 MOST_PROGRAMS = 8
+# results of a batch size whose memory is used again once nobody holds them
+MOST_RESULTS = 4
 
 Forward = Callable[[torch.Tensor, StepContext], torch.Tensor]
 
@@ -28,18 +33,38 @@ class _Recorded:
         self, tokens: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor, program: Program
     ) -> None:
         self._kept = (tokens, rows, logits)
-        self.tokens, self.rows, self.logits = tokens.numpy(), rows.numpy(), logits.numpy()
+        self._tokens, self._rows, self._logits = tokens.numpy(), rows.numpy(), logits.numpy()
+        self._results: list[np.ndarray[Any, Any]] = [np.empty_like(self._logits)]
+        # how many references Python counts where there is none but the list's differs between its versions
+        self._unheld = self._holders(0)
         self.program = program
 
-    def run(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
-        self.tokens[:] = tokens
-        self.rows[:] = [(segment.slot, segment.start) for segment in segments]
+    def run(self, batch: Sequence[tuple[Segment, Sequence[int]]]) -> torch.Tensor:
+        for index, (segment, tokens) in enumerate(batch):
+            self._tokens[index] = tokens[0]
+            self._rows[index, 0], self._rows[index, 1] = segment.slot, segment.start
         self.program.run()
         return self.copy()
 
     def copy(self) -> torch.Tensor:
-        """Return the logits, copied by this thread: torch would wake a pool of its own for it."""
-        return torch.from_numpy(self.logits.copy())
+        """Return the logits, copied by this thread: torch would wake a pool of its own for it.
+
+        Fresh memory of that size costs more than the copy, so results that nobody holds any more are used
+        again: a tensor, and every view of it, holds the array whose memory it shows.
+        """
+        for index in range(len(self._results)):
+            if self._holders(index) == self._unheld:
+                break
+        else:
+            if len(self._results) >= MOST_RESULTS:
+                return torch.from_numpy(self._logits.copy())
+            index = len(self._results)
+            self._results.append(np.empty_like(self._logits))
+        np.copyto(self._results[index], self._logits)
+        return torch.from_numpy(self._results[index])
+
+    def _holders(self, index: int) -> int:
+        return sys.getrefcount(self._results[index])
 
 
 class DecodeReplay:
@@ -59,18 +84,24 @@ class DecodeReplay:
         recorded = self._programs.get(batch_size)
         return None if recorded is None else recorded.program
 
-    def step(
-        self, make_step: Callable[[], StepContext], segments: Sequence[Segment], tokens: Sequence[int]
-    ) -> torch.Tensor:
-        """Run one token of each segment; returns logits [len(tokens), vocab] that no later step changes."""
-        recorded = self._programs.pop(len(tokens), None)
-        if recorded is None:
-            return self._record(make_step(), tokens)
-        # taken out and put back: the dictionary's order is the order of use
-        self._programs[len(tokens)] = recorded
-        return recorded.run(tokens, segments)
+    def again(self, batch: Sequence[tuple[Segment, Sequence[int]]]) -> torch.Tensor | None:
+        """Replay a step of one token of each segment, each in a slot of its own.
 
-    def _record(self, step: StepContext, tokens: Sequence[int]) -> torch.Tensor:
+        Returns logits [len(batch), vocab] that no later step changes, or None if there is no program for such
+        a batch.
+        """
+        recorded = self._programs.get(len(batch))
+        if recorded is None or any(segment.length != 1 for segment, _ in batch):
+            return None
+        if len(batch) > 1 and len({segment.slot for segment, _ in batch}) < len(batch):
+            return None
+        if len(self._programs) > 1:
+            # taken out and put back: the dictionary's order is the order of use
+            self._programs[len(batch)] = self._programs.pop(len(batch))
+        return recorded.run(batch)
+
+    def first(self, step: StepContext, tokens: Sequence[int]) -> torch.Tensor:
+        """Run such a step operation by operation, and keep its program if there can be one."""
         ids = torch.tensor(tokens)
         if not self._possible:
             return self._forward(ids, step)

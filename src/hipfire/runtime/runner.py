@@ -70,7 +70,6 @@ class Runner:
         self.cache.copy_rows(source, target, count)
         self._filled[target] = count
 
-    @torch.inference_mode()
     def step(
         self, batch: Sequence[tuple[Segment, Sequence[int]]], *, every_row: bool = False
     ) -> torch.Tensor:
@@ -81,20 +80,24 @@ class Runner:
         dropped. Raises ContextLengthError or ValidationError before anything runs.
         """
         self._check(batch)
+        # after a step the caches hold weights and no Python: the less of it a decode step runs, the better
+        logits = None if self.replay is None else self.replay.again(batch)
+        if logits is None:
+            logits = self._launch(batch, every_row=every_row)
+        for segment, _ in batch:
+            self._filled[segment.slot] = segment.start + segment.length
+        return logits
+
+    @torch.inference_mode()
+    def _launch(self, batch: Sequence[tuple[Segment, Sequence[int]]], *, every_row: bool) -> torch.Tensor:
+        """Run a step operation by operation, and record it if it can be replayed."""
         tokens = [token for _, part in batch for token in part]
         segments = [segment for segment, _ in batch]
         slots = {segment.slot for segment in segments}
-
-        def context() -> StepContext:
-            return StepContext(self.launcher, self.cache, segments, torch.device("cpu"))
-
+        context = StepContext(self.launcher, self.cache, segments, torch.device("cpu"))
         if self.replay is not None and len(tokens) == len(segments) == len(slots):
-            logits = self.replay.step(context, segments, tokens)
-        else:
-            logits = self._eager(context(), tokens, every_row=every_row)
-        for segment in segments:
-            self._filled[segment.slot] = segment.start + segment.length
-        return logits
+            return self.replay.first(context, tokens)
+        return self._eager(context, tokens, every_row=every_row)
 
     def _forward(self, ids: torch.Tensor, context: StepContext) -> torch.Tensor:
         return self.model.logits(self.model(ids, context), context)
@@ -109,15 +112,14 @@ class Runner:
         """Raise before anything runs if the batch does not fit the cache, the slots or the vocabulary."""
         if not batch:
             raise ValidationError("a step needs at least one segment")
-        filled, seen = dict(self._filled), set[int]()
+        ends: dict[int, int] = {}
         for segment, tokens in batch:
             self._check_slot(segment.slot)
             if segment.length != len(tokens) or not tokens:
                 raise ValidationError(f"a segment of {segment.length} tokens came with {len(tokens)}")
-            end = filled.get(segment.slot, 0)
             # a slot's second segment of a step goes on where its first one ended
-            first = end if segment.slot in seen else 0
-            seen.add(segment.slot)
+            first = ends.get(segment.slot, 0)
+            end = first or self._filled.get(segment.slot, 0)
             if not first <= segment.start <= end:
                 raise ValidationError(
                     f"position {segment.start} of slot {segment.slot} does not follow what the cache holds"
@@ -125,7 +127,7 @@ class Runner:
             self._check_length(segment.start + segment.length)
             if min(tokens) < 0 or max(tokens) >= self.model.vocab_size:
                 raise ValidationError(f"token ids must be from 0 to {self.model.vocab_size - 1}")
-            filled[segment.slot] = segment.start + segment.length
+            ends[segment.slot] = segment.start + segment.length
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < self.cache.slots:
