@@ -1,10 +1,11 @@
 """A core whose turns do what their prompts say, and a daemon that runs it: `python scripted_core.py`.
 
 A prompt is a list of words that are carried out one at each step: `wait` does nothing, `think:TEXT` and
-`say:TEXT` send a piece, `info:TEXT` a note, `boom` raises in the step, `fail` fails the turn, `nan` sends
-what JSON does not have, `sleep:SECONDS` blocks. At the end the turn waits for its commit. A model's path says
-how loading goes: `refused` is not admitted, `broken` fails when it is read, `slow` takes until the daemon
-ends, `deadly` ends it, `leaky` has a core whose books do not agree.
+`say:TEXT` send a piece, `info:TEXT` a note, `boom` raises in the step, `fail` and `misname` fail the turn,
+the latter with half a surrogate pair, `nan` sends what JSON does not have, `sleep:SECONDS` blocks. At the end
+the turn waits for its commit. A model's path says how loading goes: `refused` and `misnamed` are not
+admitted, `broken` fails when it is read, `slow` takes until the daemon ends, `deadly` ends it, `leaky` has a
+core whose books do not agree.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class Turn:
             time.sleep(float(text))
         elif word == "boom":
             raise RuntimeError("the scripted core broke")
+        elif word == "misname":
+            self.sink(Failed(self.key, "internal", "the tensor 'a\udc80' is lost"))
+            return False
         elif word == "fail":
             self.sink(Failed(self.key, "internal", "as scripted"))
             return False
@@ -177,6 +181,8 @@ class ScriptedLoader:
     def admit(self, message: Load, resident: Resident | None) -> None:
         if "refused" in message.model:
             raise MemoryLimitError(2**31, 2**30, what="this model", hint="use a smaller one")
+        if "misnamed" in message.model:
+            raise ArtifactError("the tensor 'a\udc80' is damaged")
 
     def load(self, message: Load, progress: Progress) -> ScriptedResident:
         # libraries print; this must reach the log and not the protocol

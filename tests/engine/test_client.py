@@ -149,6 +149,31 @@ def test_a_key_in_use_and_a_line_too_long_are_refused_before_they_are_sent(tmp_p
     run(work)
 
 
+def test_what_the_daemon_could_not_read_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with a_daemon(tmp_path) as daemon:
+            with pytest.raises(ValidationError, match="half of a surrogate pair"):
+                await asyncio.wait_for(daemon.request("load", model="a\ud800"), 10)
+            with pytest.raises(ValidationError, match="half of a surrogate pair"):
+                await asyncio.wait_for(follow(daemon, turn("a", "say:\udc80")), 10)
+            # whole characters beyond the first plane travel as two halves
+            assert names(await follow(daemon, turn("a", "say:\U0001f600")))[-1] == "Done"
+
+    run(work)
+
+
+def test_names_that_are_no_text_do_not_end_the_daemon(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with a_daemon(tmp_path) as daemon:
+            with pytest.raises(ArtifactError, match="the tensor 'a\ufffd' is damaged"):
+                await daemon.request("load", model="misnamed")
+            assert daemon.alive
+            assert names(await follow(daemon, turn("a", "say:x misname")))[-1] == "Failed"
+            assert names(await follow(daemon, turn("b")))[-1] == "Done"
+
+    run(work)
+
+
 def test_a_request_that_the_daemon_cannot_place_still_ends(tmp_path: Path) -> None:
     async def work() -> None:
         async with a_daemon(tmp_path) as daemon:

@@ -238,6 +238,9 @@ def test_an_idle_core_checks_its_books_once_after_work(bench: Bench) -> None:
     answer = bench.diag()
     assert answer["stats"]["calls"] == ["check"]
     assert answer["integrity"] == "slot 2 is nobody's"
+    # the next model's books are its own
+    bench.load()
+    assert bench.diag()["integrity"] == "ok"
 
 
 def test_unexpected_errors_are_answered_as_faults_of_the_engine(

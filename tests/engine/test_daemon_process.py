@@ -159,3 +159,30 @@ def test_a_daemon_whose_reader_is_gone_ends(process: Process) -> None:
     process.child.stdout.close()
     process.tell({"type": "ping"})
     assert process.child.wait(30) == 0
+
+
+@pytest.mark.parametrize("end", ["signal", "stdin"])
+def test_a_daemon_whose_reader_takes_nothing_ends_when_told_to(process: Process, end: str) -> None:
+    process.tell({"type": "load", "model": "m"})
+    process.hear_until("loaded")
+    # more than a pipe holds
+    process.tell({"type": "generate", "id": "a", "attempt_id": 1, "prompt": "say:" + "x" * 2**20})
+    time.sleep(0.2)
+    assert process.child.poll() is None
+    if end == "signal":
+        process.child.terminate()
+    else:
+        assert process.child.stdin is not None
+        process.child.stdin.close()
+    assert process.child.wait(10) == 0
+
+
+def test_a_slow_reader_gets_every_byte(process: Process) -> None:
+    process.tell({"type": "load", "model": "m"})
+    process.hear_until("loaded")
+    text = "0123456789" * 50_000
+    process.tell({"type": "generate", "id": "a", "attempt_id": 1, "prompt": f"say:{text}"})
+    time.sleep(0.2)
+    *_, said, ready = process.hear_until("commit_ready")
+    assert said["text"] == text
+    assert ready["id"] == "a"

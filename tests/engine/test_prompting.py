@@ -209,3 +209,23 @@ def test_a_schema_without_a_schema_is_refused() -> None:
         prepared(response_format=ResponseFormat("json_schema"))
     assert prepared(response_format=ResponseFormat("json_object")).grammar is not None
     assert prepared().grammar is None
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_text_that_cannot_fit_is_not_even_cut_into_tokens(
+    chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, long = staged(), "x" * 40_000
+    encode = type(loaded.tokenizer)._encode
+
+    def noting(self: Any, piece: str, ordinary: Any) -> list[int]:
+        assert len(piece) < 1000, "the text was tokenized"
+        return encode(self, piece, ordinary)
+
+    monkeypatch.setattr(type(loaded.tokenizer), "_encode", noting)
+    with pytest.raises(ContextLengthError) as caught:
+        if chat:
+            prepared(loaded, {"role": "user", "content": long})
+        else:
+            prepared(loaded, prompt=long)
+    assert caught.value.requested >= 40_000 // loaded.tokenizer.longest_token > loaded.max_seq

@@ -200,6 +200,15 @@ def test_a_call_that_the_limit_cuts_is_not_released() -> None:
     assert (result.finish, result.calls) == ("length", ())
 
 
+def test_a_call_that_was_complete_when_the_limit_came_is_released() -> None:
+    result = tools(CALL, LOOK, **limit(len(ids(CALL)))).result("a")
+    assert (result.finish, result.calls, result.warnings) == ("tool_calls", (LOOKS,), ())
+    # the second one is cut, the first is not
+    result = tools(CALL + WAITS, LOOK, WAIT, **limit(len(ids(CALL + WAITS)) - 1)).result("a")
+    assert result.calls == (LOOKS,)
+    assert "cut inside of a tool call" in result.warnings[0]
+
+
 def refused(stage: Stage, kind: type[HipfireError], **fields: Any) -> str:
     message = ({"role": "user", "content": "hi"},)
     with pytest.raises(kind) as caught:
@@ -213,7 +222,9 @@ def test_tools_that_cannot_be_honoured_are_refused() -> None:
     stage = Stage(staged(template=TOOL_TEMPLATE))
     assert "needs tools" in refused(stage, ValidationError, tool_choice=ToolChoice("required"))
     named = ToolChoice("named", "fly")
-    assert "'fly'" in refused(stage, ValidationError, tools=(LOOK,), tool_choice=named)
+    line = refused(stage, ValidationError, tools=(LOOK,), tool_choice=named)
+    assert "'fly'" in line
+    assert "name one of the tools" in line
     wanted = ResponseFormat("json_object")
     assert "both" in refused(stage, UnsupportedError, tools=(LOOK,), response_format=wanted)
 
@@ -256,6 +267,13 @@ def test_a_format_binds_the_answer_and_not_the_thought() -> None:
     assert json.loads(stage.text("a")) == {"n": 7}
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("schema", "part"),
     [
@@ -264,6 +282,10 @@ def test_a_format_binds_the_answer_and_not_the_thought() -> None:
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"$ref": "http://example.com/s.json"}, "example.com"),
         ({"type": "object", "properties": {"a": math.nan}}, "not JSON"),
+        # nobody would see the end of these two
+        (nested(300), "recursion limit"),
+        ({"$ref": "#"}, "no text fits"),
+        ({"type": "string", "pattern": "(" * 10_000 + "a" + ")" * 10_000}, "regex"),
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused_at_once(schema: dict[str, Any], part: str) -> None:
@@ -271,6 +293,7 @@ def test_a_schema_that_cannot_be_followed_is_refused_at_once(schema: dict[str, A
     line = refused(Stage(), ValidationError, response_format=wanted)
     assert part in line
     assert "\n" not in line
+    assert len(line) < 500
 
 
 def test_every_shown_token_has_its_probability_and_only_those() -> None:

@@ -90,6 +90,7 @@ def test_converted(value: Any, schema: Any, wanted: Any) -> None:
         ("3", True),
         ("3", {"type": "unheard-of"}),
         ("3", {"type": 5, "enum": "x", "anyOf": "y", "properties": 3}),
+        ({"a": 1}, {"anyOf": [{"type": "object", "required": [["a"], {}]}]}),
     ],
 )
 def test_left_as_it_is(value: Any, schema: Any) -> None:

@@ -18,13 +18,13 @@ from hipfire.base.errors import HipfireError, InternalError, TransportError, Val
 from hipfire.base.printable import one_line
 from hipfire.engine.turn import TERMINALS, Event, Info, Started, TurnKey, TurnRequest
 from hipfire.engine.wire import (
-    MAX_LINE,
     MAX_REPLY,
     decode_event,
     encode_key,
     encode_request,
     line_of,
     parse_line,
+    request_line,
     request_number,
 )
 from hipfire.engine.wire_errors import error_of, failed
@@ -205,11 +205,7 @@ class Daemon:
             self._stdin.write(line_of(encode_key(kind, key)))
 
     async def _write(self, record: Mapping[str, Any]) -> None:
-        line = line_of(record)
-        if len(line) > MAX_LINE:
-            raise ValidationError(
-                f"the request has {len(line)} bytes but the engine takes {MAX_LINE}", hint="shorten it"
-            )
+        line = request_line(record)
         try:
             self._stdin.write(line)
             await self._stdin.drain()

@@ -25,7 +25,10 @@ def usable_tools(request: TurnRequest) -> tuple[Mapping[str, Any], ...]:
         return request.tools
     named = tuple(tool for tool in request.tools if tool_name(tool) == choice.name)
     if not named:
-        raise ValidationError(f"tool_choice names the function {choice.name!r}, which is not among the tools")
+        raise ValidationError(
+            f"tool_choice names the function {choice.name!r}, which is not among the tools",
+            hint="name one of the tools, or add this one to them",
+        )
     return named
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -25,6 +26,8 @@ from hipfire.engine.wire import MAX_LINE
 EXIT_LOCKED: Final = 1
 EXIT_FAULT: Final = 75
 _CHUNK: Final = 65536
+# how often a write that waits for its reader looks whether the process shall end
+_PATIENCE_MS: Final = 1000
 
 
 class Daemon:
@@ -38,7 +41,9 @@ class Daemon:
         self._target = target
         # None says that the process shall end
         self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._ending = False
+        self._ending = self._given_up = False
+        self._writable = select.poll()
+        self._writable.register(target, select.POLLOUT)
         self._state = DaemonState(loader, self._send, ending=lambda: self._ending)
 
     def end(self) -> None:
@@ -76,11 +81,19 @@ class Daemon:
             self.end()
 
     def _send(self, line: bytes) -> None:
+        """Write a line; once the process shall end, a reader that takes nothing is given up."""
+        rest = memoryview(b"" if self._given_up else line)
         try:
-            while line:
-                line = line[os.write(self._target, line) :]
+            while rest:
+                if self._writable.poll(_PATIENCE_MS):
+                    # so much fits into a pipe that has room at all: the write never blocks
+                    rest = rest[os.write(self._target, rest[: select.PIPE_BUF]) :]
+                elif self._ending:
+                    self._given_up = True
+                    return
         except OSError:
             # nobody reads any more
+            self._given_up = True
             self.end()
 
 

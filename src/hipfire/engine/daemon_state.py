@@ -26,9 +26,9 @@ from hipfire.engine.wire import (
     decode_message,
     decode_request,
     encode_event,
-    line_of,
     message_type,
     parse_line,
+    reply_line,
     request_number,
 )
 from hipfire.engine.wire_errors import error_line, failed
@@ -153,7 +153,7 @@ class DaemonState:
         if event.key not in self._live:
             return
         try:
-            line = line_of(encode_event(event))
+            line = reply_line(encode_event(event))
         except HipfireError as error:
             self._sink(failed(event.key, error))
             raise
@@ -257,6 +257,7 @@ class DaemonState:
             return
         self.end(reason)
         self._resident = None
+        self._integrity = "ok"
         self._loader.reclaim()
 
     def _check(self) -> None:
@@ -269,7 +270,7 @@ class DaemonState:
             _note(error)
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        self._send(line_of(record))
+        self._send(reply_line(record))
 
 
 def _note(error: Exception) -> None:

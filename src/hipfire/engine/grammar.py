@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from hipfire.base.errors import InternalError, ValidationError
+from hipfire.base.printable import one_line
 from hipfire.text.tokenizer import Tokenizer
 
 Mask = NDArray[np.bool_]
@@ -22,6 +23,7 @@ Mask = NDArray[np.bool_]
 # JSON may have any amount of white space between its parts, and a weak model writes it for ever
 _WHITE_SPACE: Final = r"[ \n\t]{0,20}"
 _ANY_OBJECT: Final = {"type": "object"}
+_MOST_SAID: Final = 300
 
 
 class _Spellings:
@@ -63,14 +65,17 @@ class GrammarFactory:
             text = json.dumps(_ANY_OBJECT if schema is None else schema, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValidationError(f"the JSON schema is not JSON: {error}") from error
-        grammar = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITE_SPACE})
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITE_SPACE})
+        except ValueError as error:
+            raise _refusal(str(error), "nest it less deeply") from error
         fault = LLMatcher.validate_grammar(grammar, self._tokenizer)
         if fault:
-            raise ValidationError(
-                f"the JSON schema cannot be followed: {' '.join(fault.split())}",
-                hint="leave out keywords that are not supported",
-            )
-        return Grammar(LLMatcher(self._tokenizer, grammar), self._size)
+            raise _refusal(fault, "leave out keywords that are not supported")
+        made = Grammar(LLMatcher(self._tokenizer, grammar), self._size)
+        if not made.possible:
+            raise _refusal("no text fits it", "look for a reference that leads to itself")
+        return made
 
 
 class Grammar:
@@ -79,6 +84,12 @@ class Grammar:
     def __init__(self, matcher: LLMatcher, size: int) -> None:
         self._matcher = matcher
         self._size = size
+
+    @property
+    def possible(self) -> bool:
+        """Say whether any token at all may come next."""
+        self._matcher.compute_bitmask()
+        return not (self._matcher.is_error() or self._matcher.is_stopped())
 
     @property
     def complete(self) -> bool:
@@ -100,3 +111,8 @@ class Grammar:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise InternalError(f"the reply's format cannot be followed: {self._matcher.get_error()}")
+
+
+def _refusal(fault: str, hint: str) -> ValidationError:
+    """Return the error for a schema; what the library says may quote a pattern of any length."""
+    return ValidationError(f"the JSON schema cannot be followed: {one_line(fault)[:_MOST_SAID]}", hint=hint)

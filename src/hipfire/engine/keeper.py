@@ -168,7 +168,11 @@ class DaemonKeeper:
     async def _ready(self) -> Daemon:
         """Return a daemon that runs; waits for one that is being started."""
         try:
-            await asyncio.wait_for(self._settled.wait(), self._policy.patience)
+            async with asyncio.timeout(self._policy.patience):
+                await self._settled.wait()
+                # a daemon that was up may have died before this task was woken
+                while self._state == "restarting":
+                    await self._settled.wait()
         except TimeoutError as error:
             raise DaemonDiedError("the engine is being restarted", hint="ask again") from error
         if self._state != "ok" or self._daemon is None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from hipfire.base.errors import UnsupportedError, ValidationError
+from hipfire.base.errors import ContextLengthError, UnsupportedError, ValidationError
 from hipfire.base.sampling import GenerationParams, SamplingParams
 from hipfire.engine.conversation import history, thinking_names, usable_tools, with_instruction
 from hipfire.engine.grammar import Grammar, GrammarFactory
@@ -86,6 +86,7 @@ class Prompting:
             generation = replace(generation, max_tokens=limit)
             fit = True
         if request.prompt is not None:
+            self._refuse_endless(request.prompt)
             prompt, chat = self._loaded.tokenizer.encode(request.prompt), _Chat(PLAIN)
             _refuse_chat_fields(request)
         else:
@@ -132,6 +133,7 @@ class Prompting:
         closing = tuple(tokenizer.encode(close, add_bos=False, parse_special=True)) if close else ()
         extra, cap = thinking_names(request, template.source, fmt, bool(closing), warnings)
         rendered = template.render(messages, tools=shown or None, extra=extra)
+        self._refuse_endless(rendered.text)
         tail = rendered.text[-_TAIL:]
         in_thinking, closed = starts_in_thinking(tail, fmt), starts_closed(tail, fmt)
         if in_thinking and request.thinking.enabled is False and close:
@@ -140,6 +142,12 @@ class Prompting:
             in_thinking, closed = False, True
         called = tools if fmt.tools is not None else ()
         return tokenizer.encode_chat(rendered), _Chat(fmt, in_thinking, closed, closing, cap, called)
+
+    def _refuse_endless(self, text: str) -> None:
+        """Refuse what cannot fit whatever its tokens are: cutting megabytes into tokens stalls all turns."""
+        least = -(-len(text) // self._loaded.tokenizer.longest_token)
+        if least > self._loaded.max_seq:
+            raise ContextLengthError(least, self._loaded.max_seq, hint="shorten the prompt")
 
     def _format(self, source: str) -> ReplyFormat:
         if source not in self._formats:

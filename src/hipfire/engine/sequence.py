@@ -172,10 +172,11 @@ class RunningReply:
         choice = self.prepared.tool_choice
         if choice.mode == "none" or not self.prepared.tools:
             return ()
-        found = [call for call in self._parser.calls() if choice.mode != "named" or call.name == choice.name]
-        if cut and any(call.repaired for call in found):
-            found = [call for call in found if not call.repaired]
+        found = list(self._parser.sure_calls() if cut else self._parser.calls())
+        if len(found) < len(self._parser.calls()):
             self.warnings.append("the reply was cut inside of a tool call, which is left out")
+        if choice.mode == "named":
+            found = [call for call in found if call.name == choice.name]
         if not choice.parallel and len(found) > 1:
             self.warnings.append(f"{len(found) - 1} further tool calls are left out, as asked")
             found = found[:1]

@@ -96,6 +96,34 @@ def line_of(record: Mapping[str, Any]) -> bytes:
     return text.encode("ascii") + b"\n"
 
 
+def request_line(record: Mapping[str, Any]) -> bytes:
+    """Return `line_of(record)`; ValidationError for one that the daemon would not take.
+
+    The daemon cannot say whose line it is that it cannot read, so whoever sent it would wait for ever.
+    """
+    line = line_of(record)
+    if len(line) > MAX_LINE:
+        raise ValidationError(
+            f"the request has {len(line)} bytes but the engine takes {MAX_LINE}", hint="shorten it"
+        )
+    try:
+        parse_line(line)
+    except MalformedError as error:
+        raise ValidationError(
+            f"the engine cannot read the request ({error.message})", hint="send valid Unicode text"
+        ) from error
+    return line
+
+
+def reply_line(record: Mapping[str, Any]) -> bytes:
+    """Return `line_of(record)` with U+FFFD for half of a surrogate pair.
+
+    Names in hostile files hold such text, and a reader takes no line with it.
+    """
+    line = line_of(record)
+    return line_of(_whole(json.loads(line))) if b"\\ud" in line else line
+
+
 def parse_line(line: bytes, limit: int = MAX_LINE) -> dict[str, Any]:
     """Return the JSON object on a line.
 
@@ -214,6 +242,16 @@ def _finite(entry: TextLogprob) -> TextLogprob:
     return replace(
         entry, logprob=max(entry.logprob, LOWEST_LOGPROB), top=tuple(_finite(other) for other in entry.top)
     )
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return value
 
 
 def _plain_mapping(value: object) -> object:

@@ -99,6 +99,10 @@ class ReplyParser:
         """Return the calls of the finished reply, in order; none before `finish`."""
         return self._gate.calls
 
+    def sure_calls(self) -> tuple[ToolCallText, ...]:
+        """Return those of `calls` that are complete although the reply may have been cut."""
+        return self._gate.calls[: len(self._gate.calls) - self._gate.doubtful]
+
     def repairs(self) -> tuple[str, ...]:
         """Return a line for each thing about the calls that had to be put right; none before `finish`."""
         return self._gate.repairs
@@ -126,6 +130,7 @@ class _Gate:
         self._withheld: list[str] = []
         self.calls: tuple[ToolCallText, ...] = ()
         self.repairs: tuple[str, ...] = ()
+        self.doubtful = 0
 
     def push(self, text: str) -> str:
         """Return what is certainly no call and no white space in front of one."""
@@ -150,8 +155,9 @@ class _Gate:
         held, self._held = self._held, ""
         if self._dialect is None or not self._withheld:
             return held
-        self.calls, rest, self.repairs = parse_calls(self._dialect, "".join(self._withheld), self._tools)
-        return self._space + rest if rest else ""
+        parsed = parse_calls(self._dialect, "".join(self._withheld), self._tools)
+        self.calls, self.repairs, self.doubtful = parsed.calls, parsed.repairs, parsed.doubtful
+        return self._space + parsed.rest if parsed.rest else ""
 
 
 def _splitter(fmt: ReplyFormat, *, in_thinking: bool, closed: bool, keep: bool) -> _Splitter:

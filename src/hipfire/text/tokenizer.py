@@ -7,6 +7,7 @@ Control tokens are found here and not by the engine, so that only the prompt's t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 
 from tokenizers.decoders import DecodeStream
 
@@ -70,6 +71,11 @@ class Tokenizer:
             "the model has no tokenizer",
             hint="it needs a tokenizer.json or a GGUF vocabulary",
         )
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Return the most characters that one token stands for."""
+        return max((len(text) for text in self._vocabulary.texts if text is not None), default=1) or 1
 
     def is_special(self, token_id: int) -> bool:
         """Say whether this id is a control token that is never shown as text."""

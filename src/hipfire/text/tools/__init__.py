@@ -32,11 +32,16 @@ class ToolCallText(NamedTuple):
 
 
 class ParsedCalls(NamedTuple):
-    """The calls of a text, the text that belongs to none of them, and one line for each repair."""
+    """The calls of a text, the text that belongs to none of them, and one line for each repair.
+
+    `doubtful` of the calls, the last ones, are those of a block that is not as it should be: if the text was
+    cut, then there.
+    """
 
     calls: tuple[ToolCallText, ...]
     rest: str
     repairs: tuple[str, ...]
+    doubtful: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def parse_calls(dialect: Dialect, text: str, tools: Sequence[Mapping[str, Any]])
     calls: list[ToolCallText] = []
     repairs: list[str] = []
     rest: list[str] = []
-    at = failed = 0
+    at = failed = doubtful = 0
     while failed < _MAX_FAILED and (found := finder.find(text, at, final=True)).marker is not None:
         block = _read(form, text, found.start)
         if block is None:
@@ -100,6 +105,7 @@ def parse_calls(dialect: Dialect, text: str, tools: Sequence[Mapping[str, Any]])
             continue
         rest.append(text[at : found.start])
         at = block.end
+        doubtful = len(block.calls) if block.repairs else 0
         names = ", ".join(call.name for call in block.calls)
         repairs += [f"{names}: {line}" for line in block.repairs]
         for call in block.calls:
@@ -107,7 +113,8 @@ def parse_calls(dialect: Dialect, text: str, tools: Sequence[Mapping[str, Any]])
             calls.append(ToolCallText(call.name, made, bool(block.repairs or lines)))
             repairs += lines
     left = "".join(rest) + text[at:]
-    return ParsedCalls(tuple(calls), left.strip() if calls else left, tuple(map(one_line, repairs)))
+    shown = left.strip() if calls else left
+    return ParsedCalls(tuple(calls), shown, tuple(map(one_line, repairs)), doubtful)
 
 
 def _read(form: _Form, text: str, start: int) -> Block | None:

@@ -159,7 +159,8 @@ class _Fitter:
         if not isinstance(value, Mapping):
             return True
         required = schema.get("required")
-        if isinstance(required, list) and not all(name in value for name in required):
+        names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        if not all(name in value for name in names):
             return False
         return all(self._matches(item, self._property(schema, name)) for name, item in value.items())
 
