@@ -65,6 +65,33 @@ def test_pages_of_this_machine_and_listed_ones_can() -> None:
         assert live.client.options("/anything").status_code == 204
 
 
+def test_pages_may_send_the_headers_that_official_clients_add() -> None:
+    names = "authorization,content-type,x-stainless-os,anthropic-dangerous-direct-browser-access"
+    headers = {
+        "Origin": "http://localhost:3000",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": names,
+    }
+    with serving() as live:
+        allowed = live.client.options(PATH, headers=headers).headers["access-control-allow-headers"]
+        assert set(names.split(",")) <= set(allowed.lower().replace(" ", "").split(","))
+        foreign = live.client.options(PATH, headers={**headers, "Origin": "https://evil.example"})
+        assert "access-control-allow-headers" not in foreign.headers
+
+
+def test_head_is_answered_as_get_without_its_body() -> None:
+    with serving(token=TOKEN) as live:
+        known = {"X-Api-Key": TOKEN}
+        for path in ("/health", "/static/app.js", "/v1/models", "/api/tags", "/api/version", "/nothing"):
+            got = live.get(path, headers=known)
+            head = live.client.head(path, headers=known)
+            assert (head.status_code, head.content) == (got.status_code, b"")
+            assert head.headers["content-type"] == got.headers["content-type"]
+        assert live.client.head("/v1/models").status_code == 401
+        assert live.client.head("/v1/chat/completions", headers=known).status_code == 405
+        assert live.get("/health").status_code == 200
+
+
 def test_foreign_names_are_refused() -> None:
     with serving([Say("Hello!")]) as live:
         for host in ("evil.example", "evil.example:11435", "192.168.1.5", "127.0.0.1.nip.io", ""):
@@ -93,11 +120,17 @@ def test_token_is_asked_of_all_but_signs_of_life_and_the_page() -> None:
             assert live.get(path).status_code == 401
         for path in ("/health", "/", "/static/app.js"):
             assert live.get(path).status_code == 200
-        for headers in ({"Authorization": f"bearer {TOKEN}"}, {"X-Api-Key": TOKEN}):
+        for headers in (
+            {"Authorization": f"bearer {TOKEN}"},
+            {"X-Api-Key": TOKEN},
+            # a client with two settings, one of them a placeholder
+            {"Authorization": "Bearer none", "X-Api-Key": TOKEN},
+            {"Authorization": f"Bearer {TOKEN}", "X-Api-Key": "none"},
+        ):
             assert live.post(PATH, CHAT, headers=headers).status_code == 200
             # a name that a page could have pointed here is harmless: the page has no token
             assert live.get("/v1/models", headers={**headers, "Host": "my-box.local"}).status_code == 200
-        assert len(live.backend.seen) == 2
+        assert len(live.backend.seen) == 4
 
 
 def test_errors_of_the_door_have_the_shape_of_their_api() -> None:

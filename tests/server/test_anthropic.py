@@ -257,3 +257,11 @@ def test_the_token_may_come_as_an_api_key() -> None:
         bad = anthropic.Anthropic(base_url=running.url, api_key="wrong", max_retries=0)
         with pytest.raises(anthropic.AuthenticationError):
             ask(bad)
+
+
+def test_the_list_of_models_is_anthropics_too(client: anthropic.Anthropic) -> None:
+    models = list(client.models.list())
+    assert MODEL in [model.id for model in models]
+    for model in (models[0], client.models.retrieve(models[0].id)):
+        assert (model.type, model.display_name) == ("model", models[0].id)
+        assert model.created_at.tzinfo is not None

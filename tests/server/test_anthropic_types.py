@@ -161,6 +161,13 @@ def test_thinking(thinking: dict[str, Any], effort: str | None, expected: Thinki
     assert (asked.turn.thinking, asked.thoughts) == (expected, shown)
 
 
+@pytest.mark.parametrize("edits", [[], [{"type": "clear_thinking_20251015", "keep": "all"}]])
+def test_context_management_that_changes_nothing_is_taken(edits: list[dict[str, Any]]) -> None:
+    assert read(context_management={"edits": edits}) == read()
+    with pytest.raises(HipfireError, match="context_management"):
+        read(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]})
+
+
 def test_a_schema_shapes_the_answer() -> None:
     schema = {"type": "object"}
     turn = read(output_config={"format": {"type": "json_schema", "schema": schema}}).turn

@@ -7,6 +7,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 from scripted_backend import MODEL, Hold, Say
 from server_kit import Live, eventually, serving
 
-from hipfire.server.errors import MalformedError
-from hipfire.server.limits import MAX_DEPTH, parse_json
+from hipfire.server import limits
+from hipfire.server.errors import FieldError, MalformedError
+from hipfire.server.fields import Fields
+from hipfire.server.limits import MAX_DEPTH, MAX_PARTS, parse_json
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate")
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
@@ -85,6 +89,47 @@ def test_brackets_in_text_are_not_depth() -> None:
     assert parse_json(json.dumps({"a": allowed}).encode())
     with pytest.raises(MalformedError, match="nested"):
         parse_json(json.dumps({"a": [allowed]}).encode())
+
+
+def test_number_of_lists_and_objects_is_bounded() -> None:
+    def nested(count: int) -> bytes:
+        return json.dumps({"a": [{}] * (count - 2), "text": "[{" * 60_000}).encode()
+
+    assert parse_json(nested(MAX_PARTS))
+    with pytest.raises(MalformedError, match=f"more than {MAX_PARTS} lists"):
+        parse_json(nested(MAX_PARTS + 1))
+
+
+def test_large_body_is_read_beside_the_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, goal = threading.Event(), threading.Event()
+
+    def slow(data: bytes) -> dict[str, Any]:
+        if len(data) > 2**18:
+            reading.set()
+            assert goal.wait(10)
+        return parse_json(data)
+
+    monkeypatch.setattr(limits, "parse_json", slow)
+    with serving([Say("Hello!")]) as live:
+        large = {**CHAT, "messages": [{"role": "user", "content": "x" * 2**19}]}
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(live.post, PATHS[0], large)
+            try:
+                assert reading.wait(10)
+                assert live.get("/health").status_code == 200
+            finally:
+                goal.set()
+            assert answer.result().status_code == 200
+
+
+def test_unknown_field_with_a_very_long_name_is_refused_at_once() -> None:
+    name = "abcdefgh" * 2**18
+    began = time.perf_counter()
+    with pytest.raises(FieldError) as caught:
+        Fields({name: 1}, "options").finish()
+    # to compare it with the known names takes a second and more
+    assert time.perf_counter() - began < 0.2
+    assert len(caught.value.line()) + len(caught.value.param) < 300
 
 
 def test_time_to_check_grows_with_the_length_only() -> None:

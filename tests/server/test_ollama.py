@@ -141,6 +141,15 @@ def test_warnings_are_told(server: Live) -> None:
     assert note == "no such effort"
 
 
+def test_options_without_effect_are_told_at_the_end(server: Live) -> None:
+    script(server, [Say("Hi")])
+    body = {"model": MODEL, "options": {"num_thread": 8}, "keep_alive": "2h", "stream": False}
+    for messages in (HELLO, []):
+        made = server.post("/api/chat", {**body, "messages": messages}).json()
+        told = [text.split()[0] for text in made["hipfire"]["config_warnings"]]
+        assert told == ["options.num_thread", "keep_alive"]
+
+
 def test_an_empty_conversation_loads_the_model(server: Live, client: ollama.Client) -> None:
     script(server, [Say("Hi")])
     assert client.chat(OTHER, []).done_reason == "load"

@@ -88,8 +88,21 @@ def test_a_negative_limit_is_until_the_end(limit: int) -> None:
 
 
 def test_options_that_ask_for_what_happens_anyway_are_taken() -> None:
-    options = {"tfs_z": 1.0, "typical_p": 1, "mirostat": 0, "num_keep": 0, "low_vram": False, "num_ctx": 512}
-    assert chat(options=options).context == 512
+    options = {"tfs_z": 1.0, "typical_p": 1, "mirostat": 0, "low_vram": False, "num_gpu": -1, "num_ctx": 512}
+    # these say nothing without mirostat and without a context that is cut
+    options |= {"mirostat_tau": 5.0, "mirostat_eta": 0.1, "num_keep": 24, "penalize_newline": True}
+    asked = chat(options=options)
+    assert (asked.context, asked.notes) == (512, ())
+
+
+def test_options_of_speed_are_taken_and_the_client_is_told() -> None:
+    asked = chat(options={"num_gpu": 99, "num_thread": 8, "num_batch": 512, "use_mmap": True, "seed": 1})
+    assert [note.split()[0] for note in asked.notes] == [
+        "options.num_batch",
+        "options.num_gpu",
+        "options.use_mmap",
+        "options.num_thread",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +211,10 @@ def test_more_context_than_the_model_was_loaded_with_is_refused() -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"options": {"temperature": 3}}, "options.temperature"),
         ({"options": {"num_ctx": 0}}, "options.num_ctx"),
-        ({"options": {"num_gpu": 99}}, "options.num_gpu"),
+        ({"options": {"num_gpu": "all"}}, "options.num_gpu"),
+        ({"options": {"penalize_newline": False}}, "options.penalize_newline"),
+        ({"options": {"mirostat_tau": "x"}}, "options.mirostat_tau"),
+        ({"options": {"f16_kv": True}}, "options.f16_kv"),
         ({"options": {"mirostat": 1}}, "options.mirostat"),
         ({"options": {"temprature": 1}}, "did you mean temperature"),
         ({"template": "{{ .Prompt }}"}, "template"),

@@ -49,6 +49,26 @@ def test_null_means_absent_for_every_field() -> None:
         assert read({**nulls, **needed}, KEY) == read(needed, KEY)  # type: ignore[operator]
 
 
+def test_null_means_absent_for_fields_that_no_one_knows_too() -> None:
+    message = {"role": "user", "content": "Hello"}
+    assert chat(some_newer_field=None, response_format={"type": "text", "newer": None}) == chat()
+    assert chat(messages=[{**message, "refusal": None}]) == chat()
+    with pytest.raises(FieldError, match="some_newer_field"):
+        chat(some_newer_field=0)
+
+
+def test_hints_for_caches_are_taken() -> None:
+    assert chat(prompt_cache_options={"mode": "explicit", "ttl": "30m"}, prompt_cache_key="k") == chat()
+
+
+def test_strict_functions_are_taken_and_the_client_is_told(live: Live) -> None:
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    for tool, told in ((strict, ["strict"]), (TOOL, [])):
+        body = {"model": MODEL, "messages": HELLO, "tools": [tool]}
+        warnings = live.post("/v1/chat/completions", body).json()["hipfire"]["config_warnings"]
+        assert [text.split()[0] for text in warnings] == told
+
+
 def test_documented_fields_are_the_fields_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[set[str]] = []
     finish = Fields.finish

@@ -65,6 +65,14 @@ def test_turns_are_counted_by_how_they_ended() -> None:
     assert metrics.recent_speed() == 40
 
 
+def test_a_turn_whose_engine_died_during_the_commit_has_one_end() -> None:
+    metrics = Metrics()
+    died = ReportedError("transient", "the engine's process ended")
+    metrics.ended(TurnTrace(10.0, 10.02, 10.3, result(), error=died, committed=True))
+    assert metrics.served == 0
+    assert value(metrics.text(GAUGES), "hipfire_requests_failed_total") == 1
+
+
 def test_what_was_not_measured_is_not_counted_as_zero() -> None:
     metrics = Metrics()
     silent = TurnTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -97,6 +97,10 @@ def test_abandoned_waits_cost_nothing(tmp_path: Path) -> None:
         await finish(late.result())
         assert [request.key.id for request in backend.seen] == ["a", "late"]
         assert len(backend.loads) == 1
+        counts = service.metrics.counters
+        # each turn that was asked for has one end in the books
+        assert (counts["hipfire_requests_total"], counts["hipfire_requests_aborted_total"]) == (22, 20)
+        assert (service.metrics.served, counts["hipfire_requests_failed_total"]) == (2, 0)
 
     run(test, tmp_path, [Hold(gate)])
 

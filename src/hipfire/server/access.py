@@ -25,7 +25,7 @@ from hipfire.server.sse import ErrorShape
 MIN_TOKEN_CHARS: Final = 16
 # pages of programs on this machine, which no web page can pretend to be
 _PROGRAMS: Final = frozenset({"app", "tauri", "vscode-file", "vscode-webview"})
-_METHODS: Final = "GET, POST, OPTIONS"
+_METHODS: Final = "GET, HEAD, POST, OPTIONS"
 _HEADERS: Final = "Content-Type, Authorization, X-Api-Key, Anthropic-Version, Anthropic-Beta"
 
 
@@ -103,7 +103,10 @@ class Access:
         if fault is not None:
             await self._shape_of(scope["path"]).response(fault)(scope, receive, marked)
         elif scope["method"] == "OPTIONS":
-            await _options(allowed)(scope, receive, marked)
+            await _options(allowed, headers)(scope, receive, marked)
+        elif scope["method"] == "HEAD":
+            # as GET; the protocol below sends no body where the client asked for none
+            await self._app({**scope, "method": "GET"}, receive, marked)
         else:
             await self._app(scope, receive, marked)
 
@@ -152,8 +155,10 @@ class Access:
 def _shows(headers: Headers, token: str) -> bool:
     """Return whether the request shows the token; takes as long for a wrong one as for the right one."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
-    shown = value.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    return hmac.compare_digest(shown.encode("utf-8", "replace"), token.encode("ascii"))
+    # some clients send both, one of them a placeholder
+    shown = (value.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
+    right = [hmac.compare_digest(each.encode("utf-8", "replace"), token.encode("ascii")) for each in shown]
+    return any(right)
 
 
 def _host_name(host: str) -> str | None:
@@ -163,12 +168,13 @@ def _host_name(host: str) -> str | None:
         return None
 
 
-def _options(allowed: bool) -> Response:
+def _options(allowed: bool, asked: Headers) -> Response:
     headers = {"Allow": _METHODS}
     if allowed:
         headers |= {
             "Access-Control-Allow-Methods": _METHODS,
-            "Access-Control-Allow-Headers": _HEADERS,
+            # clients send headers of their own (x-stainless-os, ...), and none of them does anything here
+            "Access-Control-Allow-Headers": asked.get("access-control-request-headers") or _HEADERS,
             "Access-Control-Max-Age": "600",
         }
     return Response(status_code=204, headers=headers)

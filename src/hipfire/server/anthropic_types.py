@@ -25,16 +25,19 @@ _TOOL_MODES: Final[Mapping[str, ToolMode]] = {
     "tool": "named",
     "none": "none",
 }
-# what of the API needs machinery that only its own provider has
-_ABSENT = (
-    "container",
-    "context_management",
-    "diagnostics",
-    "inference_geo",
-    "mcp_servers",
-    "user_profile_id",
-    "workspace_id",
-)
+# what of the API needs machinery that only its own provider has, with values that ask for nothing
+_ABSENT: Final[Mapping[str, tuple[object, ...]]] = {
+    "container": (),
+    "context_management": (
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
+    "diagnostics": (),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "user_profile_id": (),
+    "workspace_id": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ def _common(fields: Fields, key: TurnKey, limit: int | None) -> tuple[str, dict[
     if not messages:
         raise fields.fault("messages", "a list of at least one message")
     fields.refuse("speed", neutral=("standard",))
-    for name in _ABSENT:
-        fields.refuse(name, neutral=([],) if name == "mcp_servers" else ())
+    for name, neutral in _ABSENT.items():
+        fields.refuse(name, neutral=neutral)
     cache_mark(fields)
     enabled, cap, thoughts = _thinking(fields, limit)
     effort, response_format = _output(fields)

@@ -20,12 +20,16 @@ class Choices:
     """The turns of one request. Iterate over `events`, commit each turn, and leave the context.
 
     Leaving it stops and forgets every turn that was not committed. A turn that fails fails the request.
+    `warnings` are told with each turn's own.
     """
 
-    def __init__(self, service: Service, model: str, turns: Sequence[TurnRequest]) -> None:
+    def __init__(
+        self, service: Service, model: str, turns: Sequence[TurnRequest], warnings: Sequence[str] = ()
+    ) -> None:
         self._service = service
         self._model = model
         self._turns = turns
+        self._warnings = warnings
         self._happened: asyncio.Queue[tuple[int, Delta | Info | Exception | None]] = asyncio.Queue()
         self._replies: dict[int, Reply] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -67,7 +71,7 @@ class Choices:
 
     async def _follow(self, index: int) -> None:
         try:
-            reply = await self._service.open(self._model, self._turns[index])
+            reply = await self._service.open(self._model, self._turns[index], warnings=self._warnings)
             self._replies[index] = reply
             async for event in reply:
                 self._happened.put_nowait((index, event))

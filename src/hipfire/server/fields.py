@@ -13,6 +13,9 @@ from typing import Any
 from hipfire.base.errors import UnsupportedError
 from hipfire.server.errors import FieldError
 
+# longer names are nobody's slip of the finger, and comparing them takes long
+_MAX_NAME = 80
+
 
 class Fields:
     """One JSON object of a request; `path` is where it lies in the body, "" for the body itself.
@@ -123,12 +126,13 @@ class Fields:
 
     def finish(self) -> None:
         """Refuse fields that nothing has read: they would change nothing, and nobody would know."""
-        for name in self._values:
-            if name in self._known:
+        for name, value in self._values.items():
+            if name in self._known or value is None:
                 continue
-            near = difflib.get_close_matches(name, self._known, 1)
+            near = difflib.get_close_matches(name, self._known, 1) if len(name) <= _MAX_NAME else []
             hint = f"did you mean {near[0]}?" if near else ""
-            raise FieldError(self.where(name), f"there is no field {self.where(name[:80])!r}", hint=hint)
+            where = self.where(name[:_MAX_NAME])
+            raise FieldError(where, f"there is no field {where!r}", hint=hint)
 
 
 def kind_of_value(value: object) -> str:

@@ -11,12 +11,17 @@ import math
 import re
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
 from hipfire.server.errors import MalformedError, SlowClientError, TooLargeError
 
 # far below what the interpreter's own recursion limit allows, in validation as well as in parsing
 MAX_DEPTH = 100
+# each costs Python time and memory far beyond its bytes; the longest conversations have a tenth of it
+MAX_PARTS = 50_000
+# a body from this size on is parsed beside the event loop, which has other clients to answer
+_LARGE = 2**18
 
 # everything up to the next bracket that is not inside a string; possessive, so it is linear on any input
 _FLAT = re.compile(rb'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}\[\]]*+)*+', re.DOTALL)
@@ -30,7 +35,8 @@ async def read_json(request: Request, *, max_bytes: int, timeout_s: float) -> di
     than `max_bytes` are announced or have come, SlowClientError, and MalformedError for what is no JSON
     object (as `parse_json` says).
     """
-    return parse_json(await _read(request, max_bytes, timeout_s))
+    data = await _read(request, max_bytes, timeout_s)
+    return parse_json(data) if len(data) < _LARGE else await run_in_threadpool(parse_json, data)
 
 
 async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -60,10 +66,10 @@ def parse_json(data: bytes) -> dict[str, Any]:
     """Return the JSON object in `data`.
 
     Raises MalformedError for invalid UTF-8, halves of surrogate pairs, NUL-padded or otherwise bad JSON, NaN
-    and infinities, numbers out of a float's range, a key that occurs twice in one object, and nesting deeper
-    than `MAX_DEPTH`.
+    and infinities, numbers out of a float's range, a key that occurs twice in one object, nesting deeper
+    than `MAX_DEPTH`, and more than `MAX_PARTS` lists and objects.
     """
-    _check_depth(data)
+    _check_shape(data)
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -84,18 +90,22 @@ def parse_json(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_depth(data: bytes) -> None:
-    depth = pos = 0
+def _check_shape(data: bytes) -> None:
+    depth = parts = pos = 0
     while True:
         found = _FLAT.match(data, pos)
         pos = found.end() if found else pos
         # a string without an end stops the scan; the parser will say so
         if pos >= len(data) or data[pos] == 0x22:
             return
-        depth += 1 if data[pos] in b"{[" else -1
+        opens = data[pos] in b"{["
+        depth += 1 if opens else -1
+        parts += opens
         pos += 1
         if depth > MAX_DEPTH:
             raise MalformedError(f"the body is nested more than {MAX_DEPTH} levels deep")
+        if parts > MAX_PARTS:
+            raise MalformedError(f"the body holds more than {MAX_PARTS} lists and objects")
 
 
 def _no_constant(text: str) -> float:

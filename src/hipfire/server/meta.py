@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -38,7 +39,14 @@ def router_for(service: Service) -> APIRouter:
     async def models() -> Response:
         """List the models on this machine."""
         entries = await run_in_threadpool(service.models)
-        listed = {"object": "list", "data": [_model(entry) for entry in entries]}
+        names = [entry.id for entry in entries]
+        listed = {
+            "object": "list",
+            "data": [_model(entry) for entry in entries],
+            "has_more": False,
+            "first_id": names[0] if names else None,
+            "last_id": names[-1] if names else None,
+        }
         return Response(to_json(listed), media_type="application/json")
 
     @routes.get("/v1/models/{name:path}", tags=["OpenAI"])
@@ -54,4 +62,13 @@ def router_for(service: Service) -> APIRouter:
 
 
 def _model(entry: ModelEntry) -> dict[str, Any]:
-    return {"id": entry.id, "object": "model", "created": entry.modified, "owned_by": "hipfire"}
+    """Return a model as OpenAI's clients want it, and with what Anthropic's want beside it."""
+    return {
+        "id": entry.id,
+        "object": "model",
+        "created": entry.modified,
+        "owned_by": "hipfire",
+        "type": "model",
+        "display_name": entry.id,
+        "created_at": datetime.fromtimestamp(entry.modified, UTC).isoformat(),
+    }

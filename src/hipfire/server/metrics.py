@@ -74,6 +74,10 @@ class Metrics:
         """Count a turn that never reached the engine."""
         self.counters["hipfire_requests_failed_total"] += 1
 
+    def abandoned(self) -> None:
+        """Count a turn whose client left before the engine had it."""
+        self.counters["hipfire_requests_aborted_total"] += 1
+
     def rejected(self) -> None:
         """Count a turn for which the queue had no place."""
         self.counters["hipfire_admission_rejected_total"] += 1
@@ -83,13 +87,14 @@ class Metrics:
         if trace.error is not None:
             self.failed()
         elif not trace.committed:
-            self.counters["hipfire_requests_aborted_total"] += 1
+            self.abandoned()
         if trace.first is not None:
             self._observe("hipfire_ttft_milliseconds", 1000 * (trace.first - trace.opened))
         result = trace.result
         if result is None or trace.last is None:
             return
-        self.served += trace.committed
+        # an engine may die while it commits: such a turn has failed
+        self.served += trace.committed and trace.error is None
         self._observe("hipfire_request_latency_milliseconds", 1000 * (trace.last - trace.opened))
         self._observe("hipfire_decode_tokens_per_second", result.timings.decode_tok_s)
         self._observe("hipfire_prefill_tokens_per_second", result.timings.prefill_tok_s)

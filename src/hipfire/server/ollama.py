@@ -148,9 +148,12 @@ async def _turn(service: Service, request: Request, read: _Reader, *, chat: bool
     )
 
 
+def _warnings(service: Service, asked: OllamaRequest) -> tuple[str, ...]:
+    return (*asked.notes, *keep_warnings(asked.keep, service.options.idle_timeout_s))
+
+
 async def _open(service: Service, asked: OllamaRequest, turn: TurnRequest) -> Reply:
-    warnings = keep_warnings(asked.keep, service.options.idle_timeout_s)
-    reply = await service.open(asked.model, turn, warnings=warnings)
+    reply = await service.open(asked.model, turn, warnings=_warnings(service, asked))
     try:
         info = service.backend.loaded()
         needs(asked.context, info.max_seq if info is not None else 0)
@@ -188,5 +191,5 @@ async def _load(service: Service, asked: OllamaRequest, *, chat: bool) -> Frames
     key = service.next_key("load")
     turn = TurnRequest(key=key, prompt="\n", generation=GenerationParams(max_tokens=0))
     async with await _open(service, asked, turn) as reply:
-        made = OllamaWriter(reply.model, chat=chat).loaded()
+        made = OllamaWriter(reply.model, chat=chat).loaded(_warnings(service, asked))
         yield Last(line(made) if asked.stream else to_json(made))

@@ -77,9 +77,10 @@ class OllamaWriter:
             made["logprobs"] = self._logprobs
         return {**made, **_ending(result, self._notes, load_ns=load_ns, total_ns=total_ns)}
 
-    def loaded(self) -> dict[str, Any]:
+    def loaded(self, warnings: Sequence[str]) -> dict[str, Any]:
         """Return the reply to a request that only loads a model."""
-        return {**self._object("", ""), "done": True, "done_reason": "load"}
+        told = {"hipfire": {"config_warnings": list(warnings)}} if warnings else {}
+        return {**self._object("", ""), "done": True, "done_reason": "load", **told}
 
     def _piece(self, delta: Delta) -> dict[str, Any]:
         self._texts[delta.channel] += delta.text

@@ -23,31 +23,33 @@ EFFORTS: Final = ("low", "medium", "high", "max")
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)")
 _AT_START: Final = "it is chosen when the server starts: see `hipfire serve --help`"
-# options that choose how a model is loaded, with values that ask for what happens anyway
-_LOAD_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
+# options of loading that change how fast a reply comes but not what it says, with values that ask for nothing
+_SPEED_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
     "numa": (False,),
     "num_batch": (),
-    "num_gpu": (),
+    "num_gpu": (-1,),
     "main_gpu": (0,),
     "low_vram": (False,),
+    "use_mmap": (),
+    "use_mlock": (False,),
+    "num_thread": (0,),
+}
+# options of loading that change replies, with values that ask for what happens anyway
+_LOAD_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
     "f16_kv": (),
     "logits_all": (False,),
     "vocab_only": (False,),
-    "use_mmap": (),
-    "use_mlock": (False,),
     "embedding_only": (False,),
-    "num_thread": (0,),
 }
 # samplers that hipfire does not have, with the values that switch them off
 _OTHER_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
-    "num_keep": (0,),
     "tfs_z": (1, 1.0),
     "typical_p": (1, 1.0),
     "mirostat": (0,),
-    "mirostat_tau": (),
-    "mirostat_eta": (),
-    "penalize_newline": (False,),
+    "penalize_newline": (True,),
 }
+# numbers that say something only together with what is refused: mirostat, and a context that is cut
+_IDLE_NUMBERS: Final = ("mirostat_tau", "mirostat_eta", "num_keep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class OllamaRequest:
     """A request: the turn, None where only a model is to be loaded, and how its reply is to be told.
 
     `context` is the least context that the client counts on, in tokens; `keep` the seconds for which the
-    model should stay in memory, infinite for always, None where the client says nothing.
+    model should stay in memory, infinite for always, None where the client says nothing. `notes` are what the
+    client is told of options without effect.
     """
 
     model: str
@@ -63,6 +66,7 @@ class OllamaRequest:
     stream: bool
     context: int | None
     keep: float | None
+    notes: tuple[str, ...] = ()
 
 
 def read_chat(body: Mapping[str, Any], key: TurnKey) -> OllamaRequest:
@@ -124,10 +128,13 @@ def _request(fields: Fields, turn: dict[str, Any], *, empty: bool) -> OllamaRequ
         **_generation(options, logprobs),
     }
     context = options.integer("num_ctx", 1, MAX_CONTEXT)
+    notes = _speed_notes(options)
     for name, neutral in _LOAD_OPTIONS.items():
         options.refuse(name, neutral=neutral, hint=_AT_START)
     for name, neutral in _OTHER_OPTIONS.items():
         options.refuse(name, neutral=neutral)
+    for name in _IDLE_NUMBERS:
+        options.number(name, -(2**31), 2**31)
     options.finish()
     fields.refuse("truncate", neutral=(False,), hint="a prompt that is too long is refused, never cut")
     fields.refuse("shift", neutral=(False,), hint="a reply ends where the context is full")
@@ -138,7 +145,21 @@ def _request(fields: Fields, turn: dict[str, Any], *, empty: bool) -> OllamaRequ
         stream=stream is not False,
         context=context,
         keep=seconds,
+        notes=notes,
     )
+
+
+def _speed_notes(options: Fields) -> tuple[str, ...]:
+    """Return what to say of options that only the start of the server decides and no reply depends on."""
+    notes = []
+    for name, neutral in _SPEED_OPTIONS.items():
+        value = options.get(name)
+        if value is None or value in neutral:
+            continue
+        if not isinstance(value, int):
+            raise options.fault(name, "a whole number, or true or false")
+        notes.append(f"{options.where(name)} has no effect: {_AT_START}")
+    return tuple(notes)
 
 
 def _generation(options: Fields, logprobs: int | None) -> dict[str, Any]:

@@ -53,6 +53,7 @@ _SHARED: dict[str, Any] = {
     "safety_identifier": _TEXT,
     "prompt_cache_key": _TEXT,
     "prompt_cache_retention": _TEXT,
+    "prompt_cache_options": _OBJECT,
     "service_tier": {"enum": ["auto", "default"]},
     "metadata": {"type": "object", "additionalProperties": _TEXT},
     "store": {"enum": [False]},

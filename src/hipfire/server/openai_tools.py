@@ -6,7 +6,7 @@ Plain functions of the request's JSON.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hipfire.base.errors import ValidationError
@@ -35,6 +35,13 @@ def read_tools(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], ToolChoic
             raise FieldError(f"tools[{index}]", f"tools[{index}]: a function {name!r} was given before")
     parallel = fields.flag("parallel_tool_calls")
     return tools, _choice(fields, names, parallel=parallel is not False)
+
+
+def strict_notes(tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return what to say where a function asks for `strict`, which many clients do without being told to."""
+    if not any(tool["function"].get("strict") for tool in tools):
+        return ()
+    return ("strict has no effect: a call's arguments are fitted to their schema where that is possible",)
 
 
 def _tool(value: Any, where: str) -> Mapping[str, Any]:

@@ -77,7 +77,7 @@ async def respond(
 
 async def _whole(service: Service, writer: ReplyWriter, envelope: Envelope) -> Frames:
     asked = writer.asked
-    async with Choices(service, asked.model, asked.turns) as choices:
+    async with Choices(service, asked.model, asked.turns, asked.notes) as choices:
         said = [Said() for _ in asked.turns]
         complete: list[int] = []
         async for index, event in choices.events():
@@ -96,7 +96,7 @@ async def _whole(service: Service, writer: ReplyWriter, envelope: Envelope) -> F
 
 async def _stream(service: Service, writer: ReplyWriter, envelope: Envelope) -> Frames:
     asked = writer.asked
-    async with Choices(service, asked.model, asked.turns) as choices:
+    async with Choices(service, asked.model, asked.turns, asked.notes) as choices:
         said = [Said() for _ in asked.turns]
         left = len(choices)
         async for index, event in choices.events():

@@ -23,7 +23,7 @@ from hipfire.server.openai_sampling import (
     sampling_of,
 )
 from hipfire.server.openai_thinking import read_thinking
-from hipfire.server.openai_tools import read_tools
+from hipfire.server.openai_tools import read_tools, strict_notes
 from hipfire.text.messages import normalize_messages
 
 MAX_CHOICES = 16
@@ -51,7 +51,8 @@ class OpenAIRequest:
     """A request: its turns, one for each choice, and how they are to be told.
 
     `echoes` holds the text that goes before each choice's. `inline_thinking` puts reasoning into the content
-    too. `prompts` is the number of prompts; the choices of one follow one another.
+    too. `prompts` is the number of prompts; the choices of one follow one another. `notes` are what the
+    client is told of what it asked for and does not get.
     """
 
     model: str
@@ -61,6 +62,7 @@ class OpenAIRequest:
     inline_thinking: bool = False
     echoes: tuple[str, ...] = ()
     prompts: int = 1
+    notes: tuple[str, ...] = ()
 
 
 def read_chat(body: Mapping[str, Any], key: TurnKey) -> OpenAIRequest:
@@ -88,7 +90,7 @@ def read_chat(body: Mapping[str, Any], key: TurnKey) -> OpenAIRequest:
         **sampling_of(fields),
     )
     _finish(fields)
-    return OpenAIRequest(model, _copies([turn], count), stream, usage, inline)
+    return OpenAIRequest(model, _copies([turn], count), stream, usage, inline, notes=strict_notes(tools))
 
 
 def read_completion(body: Mapping[str, Any], key: TurnKey) -> OpenAIRequest:
@@ -185,6 +187,7 @@ def _finish(fields: Fields) -> None:
     # who asks, and hints for a cache that needs none: nothing in a reply depends on them
     for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"):
         fields.text(name)
+    fields.part("prompt_cache_options")
     fields.choice("service_tier", ("auto", "default"))
     labels = fields.get("metadata")
     if labels is not None and not _are_labels(labels):

@@ -106,6 +106,8 @@ class Service:
             self._asked -= 1
             if isinstance(error, HipfireError):
                 self.metrics.failed()
+            else:
+                self.metrics.abandoned()
             raise
         reply = Reply(model, ready, self.backend, ended=self._ended, clock=self._clock, notes=warnings)
         self._open.add(reply)
