@@ -223,9 +223,7 @@ def test_a_text_that_cannot_fit_is_not_even_cut_into_tokens(
         return encode(self, piece, ordinary)
 
     monkeypatch.setattr(type(loaded.tokenizer), "_encode", noting)
+    messages = ({"role": "user", "content": long},) if chat else ()
     with pytest.raises(ContextLengthError) as caught:
-        if chat:
-            prepared(loaded, {"role": "user", "content": long})
-        else:
-            prepared(loaded, prompt=long)
+        prepared(loaded, *messages, **({} if chat else {"prompt": long}))
     assert caught.value.requested >= 40_000 // loaded.tokenizer.longest_token > loaded.max_seq
