@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from run_kit import one_line
 from scripted_service import Script, fault, reply, role, serving, text
 from terminal import CTRL_C, CTRL_D, Terminal
 
+from hipfire.base.errors import ValidationError
 from hipfire.cli import chat as chat_module
 from hipfire.cli.chat_session import Session
 from hipfire.cli.chat_view import PlainView
@@ -94,6 +96,22 @@ def test_save_writes_the_conversation_and_overwrites_nothing(
     assert (tmp_path / "t.md").read_text().startswith("## user")
 
 
+def test_what_cannot_be_saved_whole_leaves_no_file(server: Script, tmp_path: Path) -> None:
+    session = session_with(server)
+    session.messages = [{"role": "user", "content": "x" * 4096}]
+    path = tmp_path / "t.md"
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, usual[1]))
+    try:
+        with pytest.raises(ValidationError, match="cannot be written"):
+            session.command(f"/save {path}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert not path.exists()
+    session.command(f"/save {path}")
+    assert path.stat().st_size > 4096
+
+
 def test_help_lists_every_command(server: Script, monkeypatch: Patch, capsys: Output) -> None:
     assert talk(monkeypatch, "/help\n/quit\n", "tiny") == 0
     shown = capsys.readouterr().out
@@ -154,6 +172,13 @@ def test_the_usual_model_is_found(
     assert server.bodies[0]["model"] == chosen
 
 
+def test_a_model_that_is_being_loaded_is_the_usual_one(server: Script, monkeypatch: Patch) -> None:
+    server.models = ["one", "two"]
+    server.health["loading_model"] = "two"
+    assert talk(monkeypatch, "a\n") == 0
+    assert server.bodies[0]["model"] == "two"
+
+
 def test_without_a_usual_model_the_choice_is_shown(
     server: Script, monkeypatch: Patch, capsys: Output
 ) -> None:
@@ -209,6 +234,20 @@ def test_ctrl_c_before_an_answer_takes_the_turn_back(server: Script) -> None:
         terminal.type("second\n")
         terminal.expect("done")
     assert turns(server)[1] == [("user", "second")]
+
+
+def test_ctrl_c_before_a_turn_is_sent_is_no_end_of_the_chat(server: Script, capsys: Output) -> None:
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    session = session_with(server)
+    session.make_view = interrupted
+    assert session.carry_out("hello")
+    assert (session.messages, server.bodies) == ([], [])
+    assert capsys.readouterr().err == "hipfire: stopped\n"
+    session.keeps_going = False
+    with pytest.raises(KeyboardInterrupt):
+        session.carry_out("hello")
 
 
 def test_ctrl_c_at_the_prompt_hints_and_a_second_one_leaves(server: Script) -> None:

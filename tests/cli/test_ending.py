@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hipfire.cli import main as command
+from hipfire.cli.progress import is_live
 from hipfire.cli.signals import EndedBySignal, Endings
 
 # no file may grow, so that every write to one fails as on a full disk
@@ -113,6 +114,15 @@ def test_closed_output(home: Path) -> None:
 
 def test_closed_standard_error_still_gives_the_code(home: Path) -> None:
     assert run("2>&-", "nonsense").returncode == 2
+
+
+def test_notices_without_a_standard_error_are_no_failure(home: Path) -> None:
+    assert run("2>&-", "stop").returncode == 0
+
+
+def test_drawing_needs_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    assert not is_live({})
 
 
 def test_another_os_error_is_not_blamed_on_the_output(

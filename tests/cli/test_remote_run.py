@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 from run_kit import one_line
-from scripted_service import Script, fault, reply, role, serving, text
+from scripted_service import Script, fault, reply, role, serving, text, thought
 
 from hipfire.cli import run as run_module
 from hipfire.cli.main import main
@@ -215,6 +215,23 @@ def test_a_broken_stream_shows_what_came_and_fails(server: Script, capsys: Outpu
     assert shown.out == "The answ\n"
     assert shown.err.startswith("hipfire: ")
     assert shown.err.count("\n") == 1
+
+
+def test_an_error_in_the_stream_ends_reasoning_and_answer_on_their_own_lines(
+    server: Script, capsys: Output
+) -> None:
+    server.replies = [[role(), thought("hm"), fault("no", "invalid_request_error")]]
+    assert main(["run", "tiny", "x", "--reasoning"]) == 1
+    assert capsys.readouterr().err == "hm\nhipfire: no\n"
+    server.replies = [[role(), text("The answ"), fault("no", "invalid_request_error")]]
+    assert main(["run", "tiny", "x"]) == 1
+    assert capsys.readouterr().out == "The answ\n"
+
+
+def test_a_prompt_that_is_no_text_is_refused_before_it_is_sent(server: Script, capsys: Output) -> None:
+    assert main(["run", "tiny", "x", "\udcff"]) == 1
+    one_line(capsys.readouterr(), "the prompt is not valid UTF-8 text")
+    assert server.bodies == []
 
 
 def test_warnings_of_the_server_are_shown(server: Script, capsys: Output) -> None:

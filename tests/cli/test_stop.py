@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -153,3 +154,18 @@ def test_a_server_of_another_home_is_named_and_left_alone(home: Path, capsys: Ou
     with serving(Script()) as script:
         assert main(["stop", str(script.port)]) == 1
         one_line(capsys.readouterr(), f"127.0.0.1:{script.port}", "4242", "where it was started")
+
+
+def test_a_record_that_cannot_be_removed_is_no_internal_error(
+    record: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with other_program() as other:
+        write_pid_file(record, ProcessRecord(other.pid, 1, free_port(), "t"))
+        assert main(["stop"]) == 1
+        one_line(capsys.readouterr(), "nothing was stopped", "cannot be removed")
+    assert main(["stop"]) == 0
+    assert capsys.readouterr().err == "hipfire: no server is running\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -52,3 +53,16 @@ def test_notices(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure()
     log.logger().warning(f"x {HOSTILE}")
     assert capsys.readouterr().err == f"hipfire: warning: x {SHOWN.replace(chr(92) + 'n', ' ')}\n"
+
+
+def test_a_notice_of_an_unforeseen_error_shows_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure()
+    try:
+        raise RuntimeError(HOSTILE)
+    except RuntimeError as error:
+        log.logger().error("turn 7 failed", exc_info=error)
+    first, *trace = capsys.readouterr().err.splitlines()
+    assert first == "hipfire: error: turn 7 failed"
+    assert any(Path(__file__).name in line for line in trace)
+    assert "RuntimeError" in trace[-2] + trace[-1]
+    assert all(line.isprintable() for line in trace)

@@ -93,6 +93,31 @@ def test_a_cycle_of_47_words_is_seen_by_the_runs_of_three_only() -> None:
     assert top_trigram_density(words) < 0.03
 
 
+@pytest.mark.parametrize("text", ["!" * 256, "\u4f60\u597d" * 200, "Well, " + "=-" * 300, "0," * 128])
+def test_a_loop_may_do_without_spaces(text: str) -> None:
+    judged = attractor(text.split())
+    assert (judged.fired, judged.rule, judged.window) == (True, "repeated_trigram_share", "longest_word")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-" * 100,
+        "".join(map(str, range(200))),
+        "".join(chr(0x4E00 + index * 7 % 900) for index in range(600)),
+        "\n".join(f"| name{index} | {index * 3} | {index % 7}.5 |" for index in range(9)),
+        "\n".join(f"| item{index} |" for index in range(60)),
+    ],
+)
+def test_long_words_and_tables_are_no_loops(text: str) -> None:
+    assert not attractor(text.split()).fired
+
+
+@pytest.mark.parametrize("mark", ["|", "-", "!", "\U0001f600"])
+def test_a_loop_of_marks_is_still_one(mark: str) -> None:
+    assert attractor(["Here", "it", "is:", *[mark] * 60]).fired
+
+
 @given(st.lists(st.sampled_from("abcdefghij"), max_size=60))
 def test_shares_are_shares(words: list[str]) -> None:
     for share in (distinct_share, top_share, repeated_trigram_share, top_trigram_density):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,33 @@ def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["r.json"]
 
 
+def test_half_of_a_character_does_not_lose_the_report(tmp_path: Path) -> None:
+    report = report_of(row_of(good_reply()), command=["x", "\udcff"])
+    write_report(report, tmp_path / "r.json")
+    assert read_report(tmp_path / "r.json")["command"] == ["x", "\udcff"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_report(tmp_path: Path) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, usual[1]))
+    try:
+        with pytest.raises(ValidationError, match="--out"):
+            write_report(report_of(row_of(good_reply())), tmp_path / "r.json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema": "hipfire-serve-harness", "rows": []}', "[" * 10**5]
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"schema": "hipfire-serve-harness", "rows": [1]}',
+        '{"schema": "hipfire-serve-harness", "rows": []}',
+        "[" * 10**5,
+    ],
 )
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "r.json"

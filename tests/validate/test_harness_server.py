@@ -152,6 +152,23 @@ def test_an_interrupted_start_leaves_no_process(
     assert is_over(int((tmp_path / "child").read_text()))
 
 
+def test_a_second_ctrl_c_kills_what_the_first_one_was_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"
+    words = [sys.executable, "-c", f"{code}; time.sleep(300)"]
+
+    def interrupted(seconds: float) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout is not None
+        stubborn.stdout.readline()
+        monkeypatch.setattr(time, "sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            end_group(stubborn)
+        assert stubborn.wait(10) == -signal.SIGKILL
+
+
 def test_a_group_that_ignores_the_gentle_signal_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hipfire.validate.harness_server.END_TIMEOUT_S", 0.5)
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -223,12 +224,29 @@ def test_refusals_are_one_line_and_code_2(harness: Harness, tmp_path: Path) -> N
         (["--compare-transcript", str(tmp_path / "none.json")], "cannot be read as a report"),
         (["--sampling", "hot"], "--sampling 'hot' is not known"),
         (["--tag", "no:model"], "unknown model"),
+        (["--out", "."], "--out: . cannot be written"),
+        (["--out", str(Path(__file__) / "new" / "r.json")], "cannot be written: Not a directory"),
+        (["--serve-log", os.devnull], "is no file"),
     ):
         run = harness(*words)
         assert (run.code, run.report) == (2, {})
         assert run.err.startswith("serve_harness: ")
         assert text in run.err
         assert run.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"), [("| head -n 1", 3), (">/dev/full", 3), (">&-", 0), ("2>&-", 0)]
+)
+def test_output_that_cannot_be_written_is_no_verdict(redirection: str, code: int) -> None:
+    script = ROOT / "scripts" / "serve_harness.py"
+    line = f'{{ "$0" {script} --self-test; echo "$?" >&3; }} {redirection}'
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"exec 3>&1; {line}", sys.executable], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1] == str(code)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == (code == 3)
 
 
 def test_self_test_passes_and_a_broken_detector_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""One-line notices on stderr, and the process-wide logger.
+"""One-line notices on stderr, tracebacks where a record has one, and the process-wide logger.
 
 stdout is payload. Everything here goes to stderr, without colour; control characters are shown escaped. This
 file does not know progress bars.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from hipfire.base.printable import one_line
+from hipfire.base.printable import one_line, printable
 
 LOGGER_NAME = "hipfire"
 
@@ -18,9 +18,16 @@ class _StderrHandler(logging.Handler):
     """Writes to the current `sys.stderr`, so that a redirected stream is honoured."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is None:
+            # it was closed before the program started
+            return
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        lines = [f"hipfire: {level}{one_line(record.getMessage())}"]
+        if record.exc_info:
+            # of a fault that nobody foresaw, its place is all there is to go by
+            lines += map(printable, logging.Formatter().formatException(record.exc_info).splitlines())
         try:
-            sys.stderr.write(f"hipfire: {level}{one_line(record.getMessage())}\n")
+            sys.stderr.write("\n".join(lines) + "\n")
             sys.stderr.flush()
         except (OSError, ValueError):
             self.handleError(record)

@@ -67,7 +67,6 @@ def end_server(record: ProcessRecord, *, force: bool) -> None:
     `force` sends a second signal at once, which makes it drop them, and kills it if even that does not help
     within 5 seconds. Raises ValidationError if it still runs at the end.
     """
-    path = env.server_record_path()
     daemon = read_pid_file(env.daemon_lock_path())
     _send(record, signal.SIGTERM)
     if force:
@@ -84,9 +83,18 @@ def end_server(record: ProcessRecord, *, force: bool) -> None:
             f"process {record.pid} still runs",
             hint="it cannot be killed now" if force else "`hipfire stop --force` kills it",
         )
-    remove_pid_file(path, record)
+    forget(record)
     if daemon is not None:
         _end_daemon(daemon, force=force)
+
+
+def forget(record: ProcessRecord) -> bool:
+    """Remove the record of the running server if it is this one; return whether that could be done."""
+    try:
+        remove_pid_file(env.server_record_path(), record)
+    except OSError:
+        return False
+    return True
 
 
 def _end_daemon(daemon: ProcessRecord, *, force: bool) -> None:
@@ -175,7 +183,12 @@ def _end_child(child: subprocess.Popen[bytes]) -> None:
 
 def _open_log(path: Path) -> BinaryIO:
     """Open the log for its owner only, to write at its end; a log that has grown long is put aside first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-        path.replace(path.with_name(f"{path.name}.old"))
-    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+            path.replace(path.with_name(f"{path.name}.old"))
+        return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+    except OSError as error:
+        raise ValidationError(
+            f"{path} cannot be written: {error.strerror}", hint="set HIPFIRE_HOME to a folder of your own"
+        ) from error

@@ -176,8 +176,8 @@ class Keyboard:
 
 def _usual_model(config: Config, library: Library, found: Found | None) -> str:
     """Return the model to talk with when none is named."""
-    if found is not None and found.health.model:
-        return found.health.model
+    if found is not None and (loaded := found.health.model or found.health.loading):
+        return loaded
     usual = str(config.resolve("serve.default_model").value)
     if usual:
         return usual

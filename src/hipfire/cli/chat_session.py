@@ -111,6 +111,13 @@ class Session:
             if not self.keeps_going:
                 raise
             log.logger().error(error.line())
+        except EndedBySignal:
+            raise
+        except KeyboardInterrupt:
+            # it came in the moment before the turn was sent, or again while the turn was ended
+            if not self.keeps_going:
+                raise
+            log.logger().info("stopped")
         return True
 
     def command(self, line: str) -> bool:
@@ -160,8 +167,7 @@ class Session:
         history = self._history()
         text = _as_json(self.model, history) if path.suffix == ".json" else _as_markdown(history)
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
+            _write_new(path, text.encode())
         except FileExistsError:
             raise ValidationError(f"{path} exists already", hint="give another name") from None
         except (OSError, ValueError, RuntimeError) as error:
@@ -173,6 +179,17 @@ def _assistant(text: str, reasoning: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": text}
     # templates that want the reasoning of earlier turns find it here
     return message | ({"reasoning_content": reasoning} if reasoning else {})
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Write a file that must not exist; one that cannot be written whole does not stay."""
+    with path.open("xb") as file:
+        try:
+            file.write(data)
+            file.flush()
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _as_json(model: str, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -27,7 +27,7 @@ def is_live(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether stderr is a terminal that may be drawn on."""
     if environment.get("NO_COLOR") or environment.get("CLICOLOR") == "0" or environment.get("TERM") == "dumb":
         return False
-    return sys.stderr.isatty()
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def make_progress() -> TransferProgress:

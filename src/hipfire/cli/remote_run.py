@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hipfire.base import log
+from hipfire.base.errors import HipfireError
 from hipfire.cli.output import write, write_json
 from hipfire.cli.progress import is_live
 from hipfire.cli.remote import Remote, Reply
-from hipfire.cli.remote_wire import FailedError
 from hipfire.cli.reply_view import ReasoningView, cached_tokens, summary
 
 
@@ -54,7 +54,7 @@ def _print(reply: Reply, *, stream: bool, reasoning: bool) -> None:
                 # Ctrl-C may come as soon as the text is out
                 started = True
                 write(piece.text, end="", flush=True)
-    except (KeyboardInterrupt, FailedError):
+    except (KeyboardInterrupt, HipfireError):
         view.close()
         if started:
             # what comes next belongs on a line of its own

@@ -137,21 +137,23 @@ def run(
 def prompt_text(words: Sequence[str], *, stdin: bool) -> str:
     """Return the prompt: the words, or standard input, or a greeting if there is neither."""
     if not stdin:
-        return " ".join(words) or DEFAULT_PROMPT
+        return _utf8(lambda: " ".join(words) or DEFAULT_PROMPT, "the prompt")
     if words:
         raise ValidationError(
             "the prompt cannot be both words and standard input", hint="put a prompt with a lone - in quotes"
         )
     if sys.stdin is None:
         raise ValidationError("standard input is closed", hint="give the prompt as words")
+    return _utf8(sys.stdin.read, "standard input")
+
+
+def _utf8(read: Callable[[], str], what: str) -> str:
     try:
-        text = sys.stdin.read()
+        text = read()
         # under some locales Python reads bytes that are no text as lone surrogates
         text.encode()
     except UnicodeError as error:
-        raise ValidationError(
-            "standard input is not valid UTF-8 text", hint="convert it to UTF-8 first"
-        ) from error
+        raise ValidationError(f"{what} is not valid UTF-8 text", hint="convert it to UTF-8 first") from error
     return text
 
 

@@ -24,6 +24,7 @@ from hipfire.cli.serve_options import ServeFlags, build_options, own_word
 from hipfire.cli.serve_words import Target, parse_words
 from hipfire.cli.serving import recorded_server
 from hipfire.cli.settings import load_settings
+from hipfire.engine.lock import ProcessRecord
 
 EXIT_IN_USE = 3
 NO_FLAGS = ServeFlags()
@@ -87,11 +88,15 @@ def _serve(
     library = open_library(config)
     target = parse_words(words, model, config, library)
     try:
-        _make_room(config, target.address, replace=replace)
+        known = _replaceable(config, target.address, replace=replace)
+        local = None if target.model is None else installed(library, target.model)
+        if known is not None:
+            end_server(known, force=True)
+            log.logger().info(f"stopped process {known.pid}")
+            check_free(target.address)
     except InUseError as error:
         log.logger().info(error.line())
         return EXIT_IN_USE
-    local = None if target.model is None else installed(library, target.model)
     target = Target(own_word(library, local), target.address)
     if detached:
         start_detached(target, flags)
@@ -158,8 +163,8 @@ def _bind_fault(address: Address, error: OSError) -> TransportError | Validation
     )
 
 
-def _make_room(config: Config, address: Address, *, replace: bool) -> None:
-    """Stop the server that runs if it is to be replaced; raise InUseError if it or another one stays."""
+def _replaceable(config: Config, address: Address, *, replace: bool) -> ProcessRecord | None:
+    """Return the server that runs and is to be replaced; raise InUseError if it or another one stays."""
     known = recorded_server(config)
     if known is not None and known.alive and known.fault is None:
         if not replace:
@@ -167,9 +172,12 @@ def _make_room(config: Config, address: Address, *, replace: bool) -> None:
                 f"a server runs already: process {known.record.pid} at {known.address}",
                 hint="`hipfire stop` ends it, `hipfire restart` replaces it",
             )
-        end_server(known.record, force=True)
-        log.logger().info(f"stopped process {known.record.pid}")
+        # a server is not stopped for one that could not start
+        if known.address.port != address.port:
+            check_free(address)
+        return known.record
     check_free(address)
+    return None
 
 
 def _says_no_prewarm() -> bool:

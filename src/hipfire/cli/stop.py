@@ -9,14 +9,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from hipfire.base import env, log
+from hipfire.base import log
 from hipfire.base.errors import ValidationError
-from hipfire.cli.background import end_server
+from hipfire.cli.background import end_server, forget
 from hipfire.cli.remote import Remote
 from hipfire.cli.remote_wire import Address
 from hipfire.cli.serving import configured_address, recorded_server
 from hipfire.cli.settings import WHOLE, load_settings
-from hipfire.engine.lock import remove_pid_file
 
 
 def stop(
@@ -40,7 +39,7 @@ def stop(
     wanted = Address(usual.host, port if port is not None else usual.port)
     if known is None or not known.alive:
         if known is not None:
-            remove_pid_file(env.server_record_path(), known.record)
+            forget(known.record)
         health = Remote(wanted).health()
         if health is not None:
             raise ValidationError(
@@ -55,9 +54,9 @@ def stop(
             hint="`hipfire stop` without a port ends it",
         )
     if known.fault is not None:
-        remove_pid_file(env.server_record_path(), known.record)
+        state = "is removed" if forget(known.record) else "cannot be removed"
         raise ValidationError(
-            f"nothing was stopped: {known.fault}", hint="the record was out of date and is removed"
+            f"nothing was stopped: {known.fault}", hint=f"the record was out of date and {state}"
         )
     end_server(known.record, force=force)
     log.logger().info(f"stopped process {known.record.pid}")

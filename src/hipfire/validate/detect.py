@@ -19,6 +19,8 @@ TOP_SHARE: Final = 0.50
 REPEATED_TRIGRAM_SHARE: Final = 0.50
 # a short answer may repeat itself for good reasons, and one word always fills its own window
 MIN_WORDS: Final = 8
+# a loop may do without white space; tables and comments hold lines of one character that are shorter
+MIN_RUN_CHARS: Final = 256
 
 # control tokens and tags that no reader of a reply should ever see
 MARKERS: Final = (
@@ -69,9 +71,15 @@ def attractor(words: Sequence[str]) -> Attractor:
 
     Judged are the first and the last `WINDOW` words (share of distinct words, share of the commonest one)
     and the second half (share of three-word runs that occur more than once). Fewer than `MIN_WORDS` words
-    are not judged.
+    are not judged. The second half of a word of `MIN_RUN_CHARS` characters is judged by its characters.
     """
     count = len(words)
+    longest = max(words, key=len, default="")
+    if len(longest) >= MIN_RUN_CHARS:
+        value = repeated_trigram_share(longest[len(longest) // 2 :])
+        if value > REPEATED_TRIGRAM_SHARE:
+            rule = "repeated_trigram_share"
+            return Attractor(True, count, rule, "longest_word", value, REPEATED_TRIGRAM_SHARE)
     if count < MIN_WORDS:
         return Attractor(fired=False, words=count, min_window_skipped=True)
     for window, part, least in (
@@ -80,7 +88,7 @@ def attractor(words: Sequence[str]) -> Attractor:
     ):
         if (value := distinct_share(part)) < least:
             return Attractor(True, count, "distinct_share", window, value, least)
-        if (value := top_share(part)) > TOP_SHARE:
+        if (value := top_word_share(part)) > TOP_SHARE:
             return Attractor(True, count, "top_word_share", window, value, TOP_SHARE)
     if (value := repeated_trigram_share(words[count // 2 :])) > REPEATED_TRIGRAM_SHARE:
         return Attractor(True, count, "repeated_trigram_share", "second_half", value, REPEATED_TRIGRAM_SHARE)
@@ -95,6 +103,12 @@ def distinct_share(items: Sequence[Hashable]) -> float:
 def top_share(items: Sequence[Hashable]) -> float:
     """Return the share of the commonest item; 0 for none."""
     return Counter(items).most_common(1)[0][1] / len(items) if items else 0.0
+
+
+def top_word_share(words: Sequence[str]) -> float:
+    """Return the share of the commonest word with a letter or digit; half of a table may be its bars."""
+    spoken = Counter(word for word in words if any(map(str.isalnum, word)))
+    return max(spoken.values(), default=0) / len(words) if words else 0.0
 
 
 def repeated_trigram_share(items: Sequence[Hashable]) -> float:

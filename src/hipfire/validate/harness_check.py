@@ -90,6 +90,7 @@ def _flags() -> Iterator[str]:
         ("attractor", good_reply(content="again and " * 100), None),
         ("attractor", good_reply(content=f"{varied} {'no ' * 120}"), None),
         ("attractor", good_reply(content=" ".join(f"w{index % 47}" for index in range(1500))), None),
+        ("attractor", good_reply(content="ha" * 200), None),
         ("missing", good_reply(content="No idea."), Turn("x", "?", ("Paris",))),
         ("missing", good_reply(content="No idea.", reasoning="Paris"), Turn("x", "?", ("Paris",))),
         ("shows", good_reply(content="Yes.<|im_end|>"), None),

@@ -7,7 +7,9 @@ report without identity is incomplete however good its rows are. This file start
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -90,15 +92,33 @@ def write_report(report: Report, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+            # half of a surrogate pair becomes the escape that it is in JSON
+            *("w", -1, "utf-8"),
+            errors="backslashreplace",
+            dir=path.parent,
+            prefix=f".{path.name}.",
+            delete=False,
         ) as file:
-            file.write(text)
-        try:
-            Path(file.name).replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                Path(file.name).unlink()
-            raise
+            try:
+                file.write(text)
+                file.flush()
+                Path(file.name).replace(path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    Path(file.name).unlink()
+                raise
+    except OSError as error:
+        raise ValidationError(f"--out: {path} cannot be written: {error.strerror}") from error
+
+
+def check_place(path: Path) -> None:
+    """Raise ValidationError if a report could not be written there, before a run is spent on it."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}."):
+            pass
     except OSError as error:
         raise ValidationError(f"--out: {path} cannot be written: {error.strerror}") from error
 
@@ -109,9 +129,13 @@ def read_report(path: Path) -> Report:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValidationError(f"{path} cannot be read as a report: {error}") from error
-    if not isinstance(report, dict) or report.get("schema") != SCHEMA or not report.get("rows"):
+    if not isinstance(report, dict) or report.get("schema") != SCHEMA or not _are_rows(report.get("rows")):
         raise ValidationError(f"{path} is no report of the serve harness with rows")
     return report
+
+
+def _are_rows(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
 def _gaps(report: Report) -> Iterator[str]:

@@ -173,6 +173,16 @@ def own_process(pid: object, process: subprocess.Popen[bytes]) -> bool:
 
 def end_group(process: subprocess.Popen[bytes]) -> bool:
     """End the process group of a started server, gently and then not; return whether all of it is gone."""
+    try:
+        return _end_group(process)
+    except BaseException:
+        # a second Ctrl-C is no reason to leave it running
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> bool:
     for number, timeout in ((signal.SIGTERM, END_TIMEOUT_S), (signal.SIGKILL, END_TIMEOUT_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,3 +74,32 @@ def summary(report: Report, label: str) -> Iterator[str]:
 
 def _figure(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def prepare() -> None:
+    """Have what the terminal's code page lacks shown escaped: no reply of a model ends a run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def show(line: str) -> None:
+    """Write a line to stdout at once; nothing where stdout is closed. Raises OSError if it takes no more."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except OSError:
+        # what is still buffered must not raise again at exit
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def fail(line: str, code: int) -> int:
+    """Write a line to stderr, if anything takes it, and return the code."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"serve_harness: {line}\n")
+    return code

@@ -44,7 +44,8 @@ class Asking:
             **self.fields,
             **({"tools": list(tools)} if tools else {}),
         }
-        return json.dumps(body, ensure_ascii=False).encode()
+        # half of a surrogate pair becomes the escape that it is in JSON
+        return json.dumps(body, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def run_script(

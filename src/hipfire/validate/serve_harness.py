@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from hipfire.base.errors import HipfireError
+from hipfire.base.errors import HipfireError, ValidationError
 from hipfire.checkpoint.library import LocalModel, open_library
 from hipfire.checkpoint.registry import load_registry
 from hipfire.validate import harness_text as text
@@ -35,6 +35,7 @@ from hipfire.validate.harness_report import (
     SCHEMA,
     VERSION,
     Report,
+    check_place,
     judge,
     nonclaims,
     read_report,
@@ -64,15 +65,17 @@ Say = Callable[[str], None]
 def main(words: Sequence[str] | None = None) -> int:
     """Run the harness and return its exit code; `words` defaults to the command line's."""
     given = list(sys.argv[1:] if words is None else words)
+    text.prepare()
     try:
         with unwinding_signals():
-            return _run(parse(given), given, _print)
+            return _run(parse(given), given, text.show)
     except HipfireError as error:
-        sys.stderr.write(f"serve_harness: {error.line()}\n")
-        return EXIT_REFUSED
+        return text.fail(error.line(), EXIT_REFUSED)
     except KeyboardInterrupt:
-        sys.stderr.write("serve_harness: interrupted\n")
-        return EXIT_INTERRUPT
+        return text.fail("interrupted", EXIT_INTERRUPT)
+    except OSError as error:
+        # whoever read the output is gone, or a disk is full: neither is a verdict on the server
+        return text.fail(f"the run ended early: {error}", EXIT_CODES["incomplete"])
 
 
 @dataclass(slots=True)
@@ -109,6 +112,8 @@ class _Seat:
 def _run(options: HarnessOptions, words: Sequence[str], say: Say) -> int:
     if options.self_test:
         return self_test(say)
+    if options.out is not None:
+        check_place(options.out)
     registry = load_registry(options.registry)
     local = replace(open_library(), registry=registry).require(str(options.model))
     resolved = resolve(options, *find_card(options, registry, local))
@@ -167,7 +172,11 @@ def _plan(options: HarnessOptions, resolved: Resolved, home: Home, local: LocalM
 def _log_path(options: HarnessOptions, home: Home) -> Path:
     """Return where the server's log goes: as asked for, else beside the report, else in the home."""
     beside = None if options.out is None else options.out.with_suffix(".serve.log")
-    return options.serve_log or beside or home.folder / "harness-serve.log"
+    path = options.serve_log or beside or home.folder / "harness-serve.log"
+    # what is read back from a device is no proof
+    if path.exists() and not path.is_file():
+        raise ValidationError(f"{path} is no file", hint="name a file for the server's log")
+    return path
 
 
 def _base_report(
@@ -281,8 +290,3 @@ def _model_name(server: Server, home: Home) -> str:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
