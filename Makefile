@@ -6,7 +6,7 @@ MODEL ?= smollm2:135m
 PROMPT ?= Name the capital of France.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test lint types bench peers docs models compare clean
+.PHONY: setup run test lint types bench peers prove docs models compare clean
 
 setup: $(VENV)/.dev
 
@@ -50,10 +50,17 @@ compare: models
 bench: setup
 	$(BIN)/python benchmarks/formats.py
 
-# decode and prefill against llama.cpp, which is built once in an environment of its own (needs a C++ compiler)
+# decode, prefill and serving against llama.cpp, which is built once in an environment of its own (needs a C++ compiler)
 peers: models
 	$(PIP) --editable '.[bench]'
 	$(BIN)/python benchmarks/cpu_peers.py --write-docs
+	$(BIN)/python benchmarks/serve_peers.py --write-docs
+
+# proofs of a served model: five related turns, and hundreds of requests of every kind while its engine is killed
+prove: models
+	$(BIN)/python scripts/serve_harness.py --model $(MODEL) --mode chain --thinking off --sampling greedy --kv q8 \
+	  --max-seq 4096 --max-tokens 256
+	$(BIN)/python scripts/serve_load.py --model $(MODEL) --clients 32 --requests 600 --kills 3
 
 # the pages under docs/ are plain Markdown; this checks that their links lead somewhere
 docs: setup
