@@ -87,6 +87,8 @@ def test_restart_keeps_the_server_if_the_new_one_could_not_start(
         one_line(capsys.readouterr(), f"listens at 127.0.0.1:{listener} already")
         assert main(["restart", "--model", "nonsense"]) == 1
         one_line(capsys.readouterr(), "unknown model 'nonsense'")
+        assert main(["restart", f"0.0.0.0:{free_port()}"]) == 1
+        one_line(capsys.readouterr(), "0.0.0.0 can be reached from other machines, and there is no token")
         assert server.poll() is None
     assert started == []
 

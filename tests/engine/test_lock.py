@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -223,3 +224,34 @@ def test_a_place_where_no_lock_can_be_is_refused_with_a_hint(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(ValidationError, match="check HIPFIRE_HOME"):
         DaemonLock(tmp_path / "file" / "daemon.pid").acquire()
+
+
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_lock_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "daemon.pid"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(ValidationError, match=r"daemon\.pid cannot be written \(No space left"):
+            DaemonLock(path).acquire()
+    lock = DaemonLock(path)
+    lock.acquire()
+    lock.release()
+
+
+def test_a_record_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "serve.pid"
+    write_pid_file(path, own_record(1))
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(ValidationError, match=r"serve\.pid cannot be written"):
+        write_pid_file(path, own_record(2))
+    record = read_pid_file(path)
+    assert record is not None
+    assert record.port == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["serve.pid"]

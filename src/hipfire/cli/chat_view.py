@@ -125,7 +125,7 @@ class Tail:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines that fit."""
         from rich.markdown import Markdown  # noqa: PLC0415 - see MarkdownView.answer
-        from rich.segment import Segment  # noqa: PLC0415
+        from rich.segment import Segment  # noqa: PLC0415 - see MarkdownView.answer
 
         lines = console.render_lines(Markdown(self._text, hyperlinks=False), options, pad=False)
         for line in lines[-max(1, console.height - 2) :]:

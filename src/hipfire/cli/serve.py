@@ -91,6 +91,11 @@ def _serve(
         known = _replaceable(config, target.address, replace=replace)
         local = None if target.model is None else installed(library, target.model)
         if known is not None:
+            # the web framework takes half a second to import
+            from hipfire.server.access import read_token  # noqa: PLC0415
+
+            # what would keep the new server from starting must not cost the old one
+            read_token(build_options(config, flags, model=None, address=target.address, prewarm=False))
             end_server(known, force=True)
             log.logger().info(f"stopped process {known.pid}")
             check_free(target.address)

@@ -53,16 +53,22 @@ def own_record(port: int | None = None) -> ProcessRecord:
 
 
 def write_pid_file(path: Path, record: ProcessRecord) -> None:
-    """Write a record, readable by its owner only; readers see all of it or what was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a record, readable by its owner only; readers see all of it or what was there before.
+
+    Raises ValidationError if it cannot be written.
+    """
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_content(record))
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_content(record))
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def read_pid_file(path: Path) -> ProcessRecord | None:
@@ -164,11 +170,15 @@ class DaemonLock:
                 raise ValidationError(f"{self._path} cannot be locked ({error.strerror})") from error
             holder = read_pid_file(self._path)
             raise LockHeldError(self._path, holder.pid if holder else None) from error
+        try:
+            # an older file may have been made with other rights
+            os.fchmod(handle, 0o600)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, _content(own_record()), 0)
+        except OSError as error:
+            os.close(handle)
+            raise _unwritable(self._path, error) from error
         self._handle = handle
-        # an older file may have been made with other rights
-        os.fchmod(handle, 0o600)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, _content(own_record()), 0)
 
     def release(self) -> None:
         """Give the lock back; the file stays, empty, as removing it could split the lock in two."""
@@ -176,6 +186,12 @@ class DaemonLock:
             os.ftruncate(self._handle, 0)
             os.close(self._handle)
             self._handle = None
+
+
+def _unwritable(path: Path, error: OSError) -> ValidationError:
+    return ValidationError(
+        f"{path} cannot be written ({error.strerror})", hint="check HIPFIRE_HOME and the space on its disk"
+    )
 
 
 def _content(record: ProcessRecord) -> bytes:
