@@ -42,7 +42,8 @@ def stopped(folder: Path, number: int, *, ignored: bool = False) -> subprocess.P
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(folder / "x.hfq")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=(lambda: signal.signal(number, signal.SIG_IGN)) if ignored else None,
+        # the tests themselves may run under nohup
+        preexec_fn=lambda: signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
