@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # the tests run in two workers: more threads in each would only wait for one another. Set before torch is
 # imported, and inherited by the programs that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# a run in the background ignores this, and so would all programs that tests start and interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
