@@ -162,6 +162,8 @@ class ModelLoader:
         progress(0, 1, "reading weights")
         loaded = load_model(Path(message.model), options, compiling=compiling)
         progress(1, 1, "reading weights")
+        # and what loading left behind is none of the model's
+        self.reclaim()
         return LoadedResident(loaded, message.params, max(anonymous_memory() - before, 0))
 
     def reclaim(self) -> None:
