@@ -25,10 +25,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hipfire.base.cpu import cpu_name, usable_threads
-from hipfire.base.errors import HipfireError, ValidationError
+from hipfire.base.errors import ValidationError
 from hipfire.base.printable import one_line
 from hipfire.checkpoint.library import LocalModel, open_library
-from hipfire.cli.signals import EndedBySignal, Endings
+from peers.command import guarded, positive
 from peers.contest import Arm
 from peers.environment import PACKAGE, cache_folder, peer_python
 from peers.files import check_gguf
@@ -48,27 +48,12 @@ OWN_FORMATS = ("hf4", "mq4")
 WARMUPS = 2
 # what a run needs so that its figures may be quoted: rounds, and the most of a core that others may take
 QUOTED_ROUNDS, QUIET = 6, 0.05
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run everything; returns the exit code. A failure or an interruption ends in one line."""
     options = read_arguments(arguments)
-    try:
-        with Endings():
-            run_all(options)
-    except HipfireError as error:
-        print(f"cpu_peers: {error.line()}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"cpu_peers: {one_line(str(error))}", file=sys.stderr)
-        return 1
-    except EndedBySignal as ended:
-        return ended.code
-    except KeyboardInterrupt:
-        print("cpu_peers: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    return guarded("cpu_peers", lambda: run_all(options))
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -76,11 +61,11 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--models", nargs="+", default=list(MODELS), help="GGUF files or their tags")
-    add("--rounds", type=_positive, default=QUOTED_ROUNDS)
-    add("--threads", type=_positive, default=usable_threads(), help="threads of either side")
-    add("--pp", type=_positive, nargs="+", default=[512, 128], help="lengths of prompts")
-    add("--tg", type=_positive, nargs="+", default=[64, 128], help="numbers of decode steps")
-    add("--batch", type=_positive, default=8, help="sequences that hipfire decodes at once")
+    add("--rounds", type=positive, default=QUOTED_ROUNDS)
+    add("--threads", type=positive, default=usable_threads(), help="threads of either side")
+    add("--pp", type=positive, nargs="+", default=[512, 128], help="lengths of prompts")
+    add("--tg", type=positive, nargs="+", default=[64, 128], help="numbers of decode steps")
+    add("--batch", type=positive, default=8, help="sequences that hipfire decodes at once")
     add(
         "--no-requantized",
         action="store_true",
@@ -220,13 +205,6 @@ def teller(title: str) -> Callable[[str], None]:
 def progress(text: str) -> None:
     """Say what is being done."""
     print(f"cpu_peers: {text}", file=sys.stderr, flush=True)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 1")
-    return number
 
 
 if __name__ == "__main__":

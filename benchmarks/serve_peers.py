@@ -25,10 +25,9 @@ from importlib import metadata
 from pathlib import Path
 
 from hipfire.base.cpu import cpu_name, usable_threads
-from hipfire.base.errors import HipfireError, ValidationError
-from hipfire.base.printable import one_line
+from hipfire.base.errors import ValidationError
 from hipfire.checkpoint.library import LocalModel, open_library
-from hipfire.cli.signals import EndedBySignal, Endings
+from peers.command import guarded, positive
 from peers.environment import MODULE, PACKAGE, cache_folder, peer_python
 from peers.files import check_gguf
 from peers.machine import CpuTimes
@@ -46,7 +45,6 @@ PAGE = BENCHMARKS.parent / "docs" / "performance.md"
 WORDS = BENCHMARKS / "texts" / "lighthouse.txt"
 # what a run needs so that its figures may be quoted: rounds, and the most of a core that others may take
 QUOTED_ROUNDS, QUIET = 5, 0.05
-INTERRUPTED = 130
 # tokens that a chat template and a reply take beside the long prompt
 AROUND = 256
 
@@ -54,21 +52,7 @@ AROUND = 256
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run everything; returns the exit code. A failure or an interruption ends in one line."""
     options = read_arguments(arguments)
-    try:
-        with Endings():
-            run_all(options)
-    except HipfireError as error:
-        print(f"serve_peers: {error.line()}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"serve_peers: {one_line(str(error))}", file=sys.stderr)
-        return 1
-    except EndedBySignal as ended:
-        return ended.code
-    except KeyboardInterrupt:
-        print("serve_peers: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    return guarded("serve_peers", lambda: run_all(options))
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -76,14 +60,14 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--model", default="smollm2:135m", help="a GGUF file or its tag")
-    add("--rounds", type=_positive, default=QUOTED_ROUNDS)
-    add("--warmups", type=_positive, default=1, help="rounds before those, which do not count")
-    add("--threads", type=_positive, default=usable_threads(), help="threads of either side")
-    add("--chats", type=_positive, default=8, help="chats, and hipfire's slots")
-    add("--tokens", type=_positive, default=96, help="most tokens of a reply")
-    add("--long", type=_positive, default=3000, help="tokens of the long prompt")
-    add("--chunk", type=_positive, default=256, help="tokens of a prompt that hipfire reads in one piece")
-    add("--probes", type=_positive, default=2, help="short requests beside long prompts in each round")
+    add("--rounds", type=positive, default=QUOTED_ROUNDS)
+    add("--warmups", type=positive, default=1, help="rounds before those, which do not count")
+    add("--threads", type=positive, default=usable_threads(), help="threads of either side")
+    add("--chats", type=positive, default=8, help="chats, and hipfire's slots")
+    add("--tokens", type=positive, default=96, help="most tokens of a reply")
+    add("--long", type=positive, default=3000, help="tokens of the long prompt")
+    add("--chunk", type=positive, default=256, help="tokens of a prompt that hipfire reads in one piece")
+    add("--probes", type=positive, default=2, help="short requests beside long prompts in each round")
     add("--peer-env", type=Path, help=f"environment that has {PACKAGE} installed")
     add("--json", type=Path, help="file to write all samples to")
     add("--write-docs", action="store_true", help=f"put the tables into {PAGE.name}")
@@ -190,13 +174,6 @@ def _peer_version(python: Path) -> str:
         env=worker_environment(own=False),
     )
     return done.stdout.strip()
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 1")
-    return number
 
 
 if __name__ == "__main__":

@@ -81,7 +81,8 @@ def test_tables_go_to_stdout_and_the_banner_to_stderr(home: Path, model: Path, c
             assert max(median, mean) <= high
     tokens = len(LLM(model).encode_chat([{"role": "user", "content": DEFAULT_PROMPT}]))
     assert f"Prompt of {tokens} tokens" in reply[0]
-    banner = shown.err.splitlines()
+    # whoever is first on a machine is told of kernels before that
+    banner = [line for line in shown.err.splitlines() if "compiling kernels" not in line]
     assert str(model) in banner[0]
     assert "llama" in banner[0]
     assert "1 threads" in banner[1]

@@ -14,6 +14,7 @@ from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
+from hipfire.base import strict_json
 from hipfire.base.errors import ArtifactError, ValidationError
 
 MAX_DEPTH = 127  # deepest nesting that serde_json reads back, the root object included
@@ -74,12 +75,12 @@ def parse_object(
         text = str(data, "utf-8")
         value = json.loads(
             text,
-            parse_float=float if constants else _finite,
-            parse_constant=None if constants else _no_constant,
-            object_pairs_hook=_unique_pairs if unique else None,
+            parse_float=float if constants else strict_json.finite,
+            parse_constant=None if constants else strict_json.no_constant,
+            object_pairs_hook=strict_json.unique if unique else None,
         )
         if _SURROGATE.search(data):
-            _require_unicode(value)
+            strict_json.require_unicode(value)
     except UnicodeDecodeError as error:
         raise fail("text is not UTF-8", error.start) from error
     except UnicodeEncodeError as error:
@@ -93,41 +94,6 @@ def parse_object(
     if not isinstance(value, dict):
         raise fail("not a JSON object")
     return value
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"number {text[:20]} is out of range")
-    return value
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"duplicate name {name!r}")
-            seen.add(name)
-    return value
-
-
-def _require_unicode(value: object) -> None:
-    """Raise UnicodeEncodeError if a string below `value` cannot be written as UTF-8."""
-    if isinstance(value, str):
-        value.encode()
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            key.encode()
-            _require_unicode(item)
-    elif isinstance(value, list):
-        for item in value:
-            _require_unicode(item)
 
 
 def canonical(value: Mapping[str, Any], *, what: str) -> bytes:

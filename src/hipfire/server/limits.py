@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
+from hipfire.base import strict_json
 from hipfire.server.errors import MalformedError, SlowClientError, TooLargeError
 
 # far below what the interpreter's own recursion limit allows, in validation as well as in parsing
@@ -73,12 +73,12 @@ def parse_json(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(
             data.decode("utf-8"),
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            object_pairs_hook=_unique,
+            parse_constant=strict_json.no_constant,
+            parse_float=strict_json.finite,
+            object_pairs_hook=strict_json.unique,
         )
         if _SURROGATE.search(data):
-            _require_unicode(value)
+            strict_json.require_unicode(value)
     except UnicodeDecodeError as error:
         raise MalformedError(f"the body is not UTF-8 (byte {error.start})") from error
     except UnicodeEncodeError as error:
@@ -106,40 +106,6 @@ def _check_shape(data: bytes) -> None:
             raise MalformedError(f"the body is nested more than {MAX_DEPTH} levels deep")
         if parts > MAX_PARTS:
             raise MalformedError(f"the body holds more than {MAX_PARTS} lists and objects")
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:20]} is out of range")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"the key {name[:80]!r} occurs twice")
-            seen.add(name)
-    return value
-
-
-def _require_unicode(value: object) -> None:
-    if isinstance(value, str):
-        value.encode()
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            key.encode()
-            _require_unicode(item)
-    elif isinstance(value, list):
-        for item in value:
-            _require_unicode(item)
 
 
 def _too_large(max_bytes: int) -> TooLargeError:

@@ -8,9 +8,10 @@ no stop strings and no tool calls.
 from __future__ import annotations
 
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
-from hipfire.text.markup import MarkerFinder, Piece, ReplyChannel, joined
+from hipfire.text.markup import MarkerFinder, Piece, ReplyChannel, cut, joined
 
 CHANNEL: Final = "<|channel>"
 THOUGHT: Final = "<|channel>thought"
@@ -75,15 +76,9 @@ class GemmaRouter:
 
     def _split(self, text: str, *, final: bool) -> list[Piece]:
         pieces: list[Piece] = []
-        at = 0
-        while True:
-            found = self._finder.find(text, at, final=final)
-            self._text(pieces, text[at : found.start])
-            if found.marker is None:
-                self._held = text[found.start :]
-                return joined(pieces)
-            self._marker(pieces, found.marker)
-            at = found.start + len(found.marker)
+        take_text, take_marker = partial(self._text, pieces), partial(self._marker, pieces)
+        self._held = cut(self._finder, text, take_text, take_marker, final=final)
+        return joined(pieces)
 
     def _text(self, pieces: list[Piece], text: str) -> None:
         if not text:

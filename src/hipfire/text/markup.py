@@ -6,7 +6,7 @@ This file knows no marker by name and no chat format.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 ReplyChannel = Literal["answer", "reasoning"]
@@ -53,6 +53,25 @@ class MarkerFinder:
     def may_grow(self, text: str) -> bool:
         """Say whether `text` is a proper beginning of a marker."""
         return any(len(text) < len(marker) and marker.startswith(text) for marker in self._markers)
+
+
+def cut(
+    finder: MarkerFinder,
+    text: str,
+    take_text: Callable[[str], None],
+    take_marker: Callable[[str], None],
+    *,
+    final: bool,
+) -> str:
+    """Hand text and markers to the two functions in their order; return what must be held back."""
+    at = 0
+    while True:
+        found = finder.find(text, at, final=final)
+        take_text(text[at : found.start])
+        if found.marker is None:
+            return text[found.start :]
+        take_marker(found.marker)
+        at = found.start + len(found.marker)
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
