@@ -1,0 +1,1 @@
+"""Devices: what they are, their memory, and graphs of launches."""
