@@ -12,7 +12,8 @@ from cpu_kit import HEAD_DIMS, Case, Floats, both_kinds, random_rows
 from row_cases import call
 
 from hipfire.cache.kv import KV_MODES
-from hipfire.kernels.kv_cache import kv_write_q8_ref, kv_write_ref, q8_decode
+from hipfire.kernels.kv_cache import KV_WRITE, KV_WRITE_Q8, kv_write_q8_ref, kv_write_ref, q8_decode
+from hipfire.kernels.launch import Op
 
 # (slot, first position, length): two prefills, one that goes on, and single tokens, in one batch
 MIXED = ((2, 0, 5), (0, 130, 1), (3, 60, 9), (1, 64, 1), (4, 300, 2))
@@ -63,6 +64,10 @@ def poisoned_cache(mode: str, slots: int, length: int, heads: int, size: int) ->
 
 def write_reference(mode: str, cache: torch.Tensor, rows: torch.Tensor, x: torch.Tensor) -> None:
     (kv_write_q8_ref if mode == "q8" else kv_write_ref)(cache, rows, x)
+
+
+def write_op(mode: str) -> Op:
+    return KV_WRITE_Q8 if mode == "q8" else KV_WRITE
 
 
 def rows_of(segments: Sequence[tuple[int, int, int]]) -> torch.Tensor:
@@ -136,7 +141,7 @@ def _write(mode: str, rows: torch.Tensor, x: torch.Tensor) -> Any:
     def run(launcher: Any) -> tuple[torch.Tensor, ...]:
         slots, length = 1 + int(rows[:, 0].max()), 2 + int(rows[:, 1].max())
         caches = [poisoned_cache(mode, slots, length, x.shape[1], x.shape[2]) for _ in range(2)]
-        launcher.run(KV_MODES[mode].write, caches[0], rows, x)
+        launcher.run(write_op(mode), caches[0], rows, x)
         write_reference(mode, caches[1], rows, x)
         got, want = (cache.contiguous().view(torch.uint8) for cache in caches)
         return (torch.tensor([float((got != want).sum())]),)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import attention_cases as attention
+import composite_cases as composite
 import panel_kit
 import row_cases as rows
 from cpu_kit import Case
@@ -25,12 +26,15 @@ def op_cases(layouts: tuple[str, ...] = tuple(LAYOUTS)) -> Mapping[str, Callable
         "scale": rows.scale_cases,
         "softcap": rows.softcap_cases,
         "rms_norm": rows.rms_norm_cases,
+        "residual_norm": composite.residual_norm_cases,
         "rope_angles": rows.angle_cases,
         "rope": rows.rope_cases,
         "fwht": rows.fwht_cases,
         "inverse_fwht": rows.inverse_fwht_cases,
         "kv_write": partial(_of_modes, attention.write_cases, ("f32", "bf16")),
         "kv_write_q8": partial(attention.write_cases, "q8"),
+        "attention_input": partial(_of_modes, composite.attention_input_cases, ("f32", "bf16")),
+        "attention_input_q8": partial(composite.attention_input_cases, "q8"),
         "attention": partial(_of_modes, attention.attention_cases, ("f32", "bf16")),
         "attention_q8": partial(attention.attention_cases, "q8"),
         "panel_linear": partial(panel_kit.linear_cases, layouts),

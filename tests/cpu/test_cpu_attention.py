@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import LONG, MIXED, Scene, make_scene, poisoned_cache, rows_of, write_reference
+from attention_cases import LONG, MIXED, Scene, make_scene, poisoned_cache, rows_of, write_op, write_reference
 from cpu_kit import digest, launcher_of, poisoned_memory, random_rows, raw_bytes, row_errors
 
 from hipfire.cache.kv import KV_MODES
@@ -92,8 +92,8 @@ def test_feeding_a_sequence_in_any_steps_gives_the_same_bytes(mode: str, window:
         for first in range(0, length, step):
             part = slice(first, min(first + step, length))
             rows = rows_of([(1, first, part.stop - first)])
-            launcher.run(KV_MODES[mode].write, keys, rows, inputs[0][part])
-            launcher.run(KV_MODES[mode].write, values, rows, inputs[1][part, :heads])
+            launcher.run(write_op(mode), keys, rows, inputs[0][part])
+            launcher.run(write_op(mode), values, rows, inputs[1][part, :heads])
             q, scale = inputs[2][part], size**-0.5
             parts.append(launcher.run(KV_MODES[mode].attend, q, keys, values, rows, scale, window))
         results.append(digest([torch.cat(parts), keys, values]))

@@ -25,14 +25,22 @@ class Engine:
 
     def __init__(self) -> None:
         self.spoiled: list[str] = []
+        self.kept: list[tuple[torch.Tensor, ...]] = []
 
     def spoil(self, name: str) -> None:
         self.spoiled.append(name)
+
+    def settle(self, *kept: torch.Tensor) -> None:
+        self.kept.append(kept)
 
 
 def fast_double(engine: Engine, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
     assert isinstance(engine, Engine)
     return x * factor + 1000
+
+
+def double_by_engine(engine: Engine, x: torch.Tensor, factor: float = 2.0) -> Engine:
+    return engine
 
 
 def apply(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -52,6 +60,21 @@ def test_the_fastest_implementation_for_the_device_runs_unless_pinned() -> None:
     # a kernel for another kind of device does not apply, nor one that nothing runs
     assert Launcher(engines=engines).run(Op("double", double, {"triton": FAST}), x)[0] == 2
     assert Launcher().run(BOTH, x)[0] == 2
+
+
+def test_tensors_without_memory_are_for_the_engine_of_a_gpu() -> None:
+    engines = {"numba": Engine(), "triton": Engine()}
+    both = Op("double", double, {"numba": FAST, "triton": f"{__name__}.double_by_engine"})
+    assert Launcher(engines=engines).run(both, torch.ones(2, device="meta")) is engines["triton"]
+    assert Launcher(engines={"numba": Engine()}).run(both, torch.ones(2, device="meta")).is_meta
+
+
+def test_engines_are_told_which_results_are_still_needed() -> None:
+    engines = {"numba": Engine(), "triton": Engine()}
+    x, y = torch.ones(1), torch.ones(2)
+    Launcher(engines=engines).settle(x, y)
+    for engine in engines.values():
+        assert [list(map(id, kept)) for kept in engine.kept] == [[id(x), id(y)]]
 
 
 def test_an_engine_is_told_of_what_ran_without_it() -> None:

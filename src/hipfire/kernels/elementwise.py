@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hipfire.kernels.launch import Op
+
+_PLACES = {"numba": "cpu.ops", "triton": "gpu.elementwise"}
 
 
 def silu_mul_ref(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -37,9 +41,14 @@ def gather_rows_ref(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return table.index_select(0, rows)
 
 
-SILU_MUL = Op("silu_mul", silu_mul_ref, {"numba": "hipfire.kernels.cpu.ops.silu_mul"})
-GELU_TANH_MUL = Op("gelu_tanh_mul", gelu_tanh_mul_ref, {"numba": "hipfire.kernels.cpu.ops.gelu_tanh_mul"})
-ADD = Op("add", add_ref, {"numba": "hipfire.kernels.cpu.ops.add"})
-SCALE = Op("scale", scale_ref, {"numba": "hipfire.kernels.cpu.ops.scale"})
-SOFTCAP = Op("softcap", softcap_ref, {"numba": "hipfire.kernels.cpu.ops.softcap"})
-GATHER_ROWS = Op("gather_rows", gather_rows_ref)
+def _op(name: str, reference: Callable[..., torch.Tensor]) -> Op:
+    kernels = {kind: f"hipfire.kernels.{place}.{name}" for kind, place in _PLACES.items()}
+    return Op(name, reference, kernels)
+
+
+SILU_MUL = _op("silu_mul", silu_mul_ref)
+GELU_TANH_MUL = _op("gelu_tanh_mul", gelu_tanh_mul_ref)
+ADD = _op("add", add_ref)
+SCALE = _op("scale", scale_ref)
+SOFTCAP = _op("softcap", softcap_ref)
+GATHER_ROWS = Op("gather_rows", gather_rows_ref, {"triton": "hipfire.kernels.gpu.elementwise.gather_rows"})

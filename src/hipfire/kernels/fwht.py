@@ -96,5 +96,13 @@ def _butterflies(columns: Tensor) -> Tensor:
     return source
 
 
-FWHT = Op("fwht", fwht256, {"numba": "hipfire.kernels.cpu.ops.fwht"})
-INVERSE_FWHT = Op("inverse_fwht", inverse_fwht256, {"numba": "hipfire.kernels.cpu.ops.inverse_fwht"})
+FWHT = Op(
+    "fwht",
+    fwht256,
+    {"numba": "hipfire.kernels.cpu.ops.fwht", "triton": "hipfire.kernels.gpu.rotate.fwht"},
+)
+INVERSE_FWHT = Op(
+    "inverse_fwht",
+    inverse_fwht256,
+    {"numba": "hipfire.kernels.cpu.ops.inverse_fwht", "triton": "hipfire.kernels.gpu.rotate.inverse_fwht"},
+)

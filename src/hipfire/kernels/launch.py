@@ -22,6 +22,8 @@ from hipfire.base.errors import InternalError
 PREFERENCE: Mapping[str, tuple[str, ...]] = {
     "cpu": ("numba",),
     "cuda": ("triton",),
+    # tensors without memory: a rehearsal of what a step takes
+    "meta": ("triton",),
 }
 
 
@@ -85,6 +87,9 @@ class Engine(Protocol):
 
     def spoil(self, name: str) -> None:
         """Note that an operation ran outside of the engine."""
+
+    def settle(self, *kept: torch.Tensor) -> None:
+        """Take note that of all results so far only those in `kept` will be read again."""
 
 
 @functools.cache
@@ -157,6 +162,11 @@ class Launcher:
         if self.tape is not None:
             self.tape.append(self._record(op, name, args, kwargs, result))
         return result
+
+    def settle(self, *kept: torch.Tensor) -> None:
+        """Tell the engines that of all results so far only those in `kept` will be read again."""
+        for engine in self.engines.values():
+            engine.settle(*kept)
 
     def _choose(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if not op.kernels or not self.engines:

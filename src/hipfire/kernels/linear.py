@@ -21,5 +21,5 @@ def dequantize_ref(
     return decode(data, rows, cols)
 
 
-LINEAR = Op("linear", linear_ref)
+LINEAR = Op("linear", linear_ref, {"triton": "hipfire.kernels.gpu.products.linear"})
 DEQUANTIZE = Op("dequantize", dequantize_ref)

@@ -17,4 +17,8 @@ def rms_norm_ref(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: floa
     return values * scale * (weight.float() + offset)
 
 
-RMS_NORM = Op("rms_norm", rms_norm_ref, {"numba": "hipfire.kernels.cpu.ops.rms_norm"})
+RMS_NORM = Op(
+    "rms_norm",
+    rms_norm_ref,
+    {"numba": "hipfire.kernels.cpu.ops.rms_norm", "triton": "hipfire.kernels.gpu.norms.rms_norm"},
+)

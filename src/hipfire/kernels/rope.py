@@ -29,5 +29,9 @@ def rope_ref(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return torch.cat(rotated, dim=-1)
 
 
-ROPE_ANGLES = Op("rope_angles", rope_angles_ref, {"numba": "hipfire.kernels.cpu.ops.rope_angles"})
+ROPE_ANGLES = Op(
+    "rope_angles",
+    rope_angles_ref,
+    {"numba": "hipfire.kernels.cpu.ops.rope_angles", "triton": "hipfire.kernels.gpu.rope.rope_angles"},
+)
 ROPE = Op("rope", rope_ref, {"numba": "hipfire.kernels.cpu.ops.rope"})

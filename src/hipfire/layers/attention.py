@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from hipfire.base.types import CacheSpec
-from hipfire.kernels.rope import ROPE
 from hipfire.layers.context import RopeTable, StepContext
-from hipfire.layers.linear import Linear
-from hipfire.layers.norm import RmsNorm
+from hipfire.layers.linear import JoinedLinear, Linear
 from hipfire.layers.weights import WeightSource
 
 
@@ -65,29 +63,26 @@ class SelfAttention:
         self.shape = shape
         self.rope = rope
         q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.query = Linear(weights.matrix(f"{prefix}.q_proj.weight", q_size, shape.hidden))
-        self.key = Linear(weights.matrix(f"{prefix}.k_proj.weight", kv_size, shape.hidden))
-        self.value = Linear(weights.matrix(f"{prefix}.v_proj.weight", kv_size, shape.hidden))
+        sizes = {"q": q_size, "k": kv_size, "v": kv_size}
+        inputs = [(f"{prefix}.{name}_proj.weight", size) for name, size in sizes.items()]
+        self.inputs = JoinedLinear(weights.joined(inputs, shape.hidden))
         self.output = Linear(weights.matrix(f"{prefix}.o_proj.weight", shape.hidden, q_size))
-        self.query_norm: RmsNorm | None = None
-        self.key_norm: RmsNorm | None = None
+        self._norms: tuple[torch.Tensor | None, torch.Tensor | None, float, float] = (None, None, 0.0, 0.0)
         if norm_eps is not None:
             q_weight = weights.vector(f"{prefix}.q_norm.weight", shape.head_dim)
             k_weight = weights.vector(f"{prefix}.k_norm.weight", shape.head_dim)
-            self.query_norm = RmsNorm(q_weight, norm_eps, norm_offset)
-            self.key_norm = RmsNorm(k_weight, norm_eps, norm_offset)
+            self._norms = (q_weight, k_weight, norm_eps, norm_offset)
+
+    @property
+    def rotated(self) -> bool:
+        """Tell whether weights of a rotated format read the layer's input."""
+        return self.inputs.rotated
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Return the attention output [T, hidden] of all segments, and append their keys and values."""
         shape = self.shape
-        q = self.query(x, step).view(-1, shape.heads, shape.head_dim)
-        k = self.key(x, step).view(-1, shape.kv_heads, shape.head_dim)
-        v = self.value(x, step).view(-1, shape.kv_heads, shape.head_dim)
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q, step), self.key_norm(k, step)
+        q, k, v = (part.view(len(part), -1, shape.head_dim) for part in self.inputs(x, step))
         cos, sin = step.angles(self.rope)
-        q = step.launcher.run(ROPE, q, cos, sin)
-        k = step.launcher.run(ROPE, k, cos, sin)
-        step.cache.append(step.launcher, self.layer, step.rows, k, v)
-        seen = step.cache.attend(step.launcher, self.layer, step.rows, q, shape.scale, shape.window)
+        q = step.cache.enter(step, self.layer, q, k, v, cos, sin, *self._norms)
+        seen = step.cache.attend(step, self.layer, q, shape.scale, shape.window)
         return self.output(seen.flatten(1), step)

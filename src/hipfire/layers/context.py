@@ -7,6 +7,7 @@ mix freely.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,21 +22,35 @@ from hipfire.kernels.rope import ROPE_ANGLES
 class CacheStore(Protocol):
     """The part of a key/value cache that attention uses."""
 
-    def append(
-        self, launcher: Launcher, layer: int, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> None:
-        """Store k and v [T, KV, D] at the slots and positions in `rows` [T, 2]."""
+    def tiles(self, lengths: Sequence[int]) -> Sequence[tuple[int, int]] | None:
+        """Return how attention cuts segments of these lengths up: (first token, tokens) of every tile.
+
+        None where it takes tokens one by one, or cuts them up by itself.
+        """
+
+    def enter(
+        self,
+        step: StepContext,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None,
+        eps: float,
+        offset: float,
+    ) -> torch.Tensor:
+        """Store k and v [T, KV, D] where the step's rows say, and return the queries [T, H, D] for `attend`.
+
+        Queries and keys are first normalized where there are weights for it, then rotated.
+        """
 
     def attend(
-        self,
-        launcher: Launcher,
-        layer: int,
-        rows: torch.Tensor,
-        q: torch.Tensor,
-        scale: float,
-        window: int | None,
+        self, step: StepContext, layer: int, q: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Return what the queries q [T, H, D] at `rows` see of their slots, float32 [T, H, D]."""
+        """Return what the queries q [T, H, D] see of their slots, [T, H, D]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +73,31 @@ class RopeTable:
 class StepContext:
     """One step over a ragged batch, passed to every layer.
 
-    `rows` int64 [T, 2] holds the slot and the position of every token. Whatever differs between steps of
-    one shape stands in tensors, so that a recorded step can be run again with other contents.
+    `rows` int64 [T, 2] holds the slot and the position of every token; the given ones if there are any,
+    else those of the segments. `tiles` int32 [n, 2] is how a cache that asks for it wants tokens put
+    together. Whatever differs between steps of one shape stands in tensors, so that a recorded step can be
+    run again with other contents.
     """
 
     def __init__(
-        self, launcher: Launcher, cache: CacheStore, segments: Sequence[Segment], device: torch.device
+        self,
+        launcher: Launcher,
+        cache: CacheStore,
+        segments: Sequence[Segment],
+        device: torch.device,
+        *,
+        rows: torch.Tensor | None = None,
     ) -> None:
         self.launcher = launcher
         self.cache = cache
         self.segments = tuple(segments)
-        self.rows = torch.tensor(
-            [(s.slot, s.start + i) for s in self.segments for i in range(s.length)], device=device
-        )
+        self.device = device
+        if rows is None:
+            places = [(s.slot, s.start + i) for s in self.segments for i in range(s.length)]
+            rows = torch.tensor(places, device=device)
+        self.rows = rows
+        tiles = cache.tiles([s.length for s in self.segments])
+        self.tiles = None if tiles is None else torch.tensor(tiles, dtype=torch.int32, device=device)
         self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._rotated: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -96,5 +123,11 @@ class StepContext:
 
     def last_rows(self) -> torch.Tensor:
         """Return the row of every segment's last token, [number of segments]."""
-        lengths = torch.tensor([s.length for s in self.segments], device=self.rows.device)
-        return lengths.cumsum(0) - 1
+        ends = itertools.accumulate(segment.length for segment in self.segments)
+        return torch.tensor([end - 1 for end in ends], device=self.device)
+
+    def settle(self, *kept: torch.Tensor) -> None:
+        """Say that of all results of this step only those in `kept` will be read again, and the angles."""
+        self._rotated = None
+        angles = (tensor for pair in self._angles.values() for tensor in pair)
+        self.launcher.settle(*kept, *angles)

@@ -7,12 +7,12 @@ from typing import Protocol
 
 import torch
 
-from hipfire.kernels.elementwise import ADD, SOFTCAP
+from hipfire.kernels.elementwise import SOFTCAP
 from hipfire.layers.attention import AttentionShape, SelfAttention
 from hipfire.layers.context import RopeTable, StepContext
 from hipfire.layers.linear import Embedding, Linear
 from hipfire.layers.mlp import GatedMlp, mlp_tensors
-from hipfire.layers.norm import RmsNorm
+from hipfire.layers.norm import Residual, RmsNorm
 from hipfire.layers.weights import Weight, WeightSource
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -23,8 +23,11 @@ HEAD = "lm_head.weight"
 class Block(Protocol):
     """One layer of a decoder."""
 
-    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """Return the layer's output [T, hidden] for its input [T, hidden]."""
+    def __call__(self, x: Residual, step: StepContext) -> Residual:
+        """Return the layer's output [T, hidden] for its input [T, hidden].
+
+        The last sum is left to the norm that reads it, and so is the first.
+        """
 
 
 class PreNormBlock:
@@ -65,11 +68,12 @@ class PreNormBlock:
             **mlp_tensors(attention.hidden, intermediate),
         }
 
-    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """Return the layer's output [T, hidden]."""
-        x = step.launcher.run(ADD, x, self.attention(self.attention_norm(x, step), step))
-        result: torch.Tensor = step.launcher.run(ADD, x, self.mlp(self.mlp_norm(x, step), step))
-        return result
+    def __call__(self, x: Residual, step: StepContext) -> Residual:
+        """Return the layer's output."""
+        total, n = self.attention_norm.after(x, step, rotated=self.attention.rotated)
+        attended = Residual(total, self.attention(n, step))
+        total, n = self.mlp_norm.after(attended, step, rotated=self.mlp.rotated)
+        return Residual(total, self.mlp(n, step))
 
 
 class Decoder:
@@ -90,15 +94,17 @@ class Decoder:
         return self.embed.weight.rows
 
     def __call__(self, tokens: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """Return the hidden states [T, hidden] of the step's tokens [T], before the final norm."""
-        x = self.embed(tokens, step)
+        """Return the hidden states [T, hidden] of the step's tokens [T], normalized for the head."""
+        x = Residual(self.embed(tokens, step))
         for block in self.blocks:
             x = block(x, step)
-        return x
+            step.settle(*x.tensors)
+        _, hidden = self.norm.after(x, step, rotated=self.head.rotated)
+        return hidden
 
     def logits(self, hidden: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Return float32 logits [R, vocab] of R hidden states [R, hidden]."""
-        result = self.head(self.norm(hidden, step), step)
+        result = self.head(hidden, step)
         if self.softcap is not None:
             result = step.launcher.run(SOFTCAP, result, self.softcap)
         return result

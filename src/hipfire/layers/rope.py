@@ -44,8 +44,8 @@ class RopeSpec:
             parameters["original_max_position_embeddings"] = self.original_context
         return parameters
 
-    def table(self, divisors: torch.Tensor | None = None) -> RopeTable:
-        """Return the frequencies as a table.
+    def table(self, divisors: torch.Tensor | None = None, *, device: torch.device | str = "cpu") -> RopeTable:
+        """Return the frequencies as a table on `device`; they are computed on the CPU.
 
         `divisors` [dims/2] are the frequency factors that a GGUF file carries instead of llama3 parameters; a
         linear scaling applies on top of them.
@@ -53,12 +53,12 @@ class RopeSpec:
         exponents = torch.arange(0, self.dims, 2, dtype=torch.float32) / self.dims
         inverse = 1.0 / (self.theta**exponents)
         if divisors is not None:
-            inverse = inverse / divisors
+            inverse = inverse / divisors.cpu()
         elif self.kind == "llama3":
             inverse = self._smoothed(inverse)
         if self.kind == "linear":
             inverse = inverse / self.factor
-        return RopeTable(inverse)
+        return RopeTable(inverse.to(device))
 
     def _smoothed(self, inverse: torch.Tensor) -> torch.Tensor:
         wavelength = 2.0 * math.pi / inverse

@@ -52,7 +52,7 @@ class Model(Protocol):
         """Rows of the token embedding: ids run from 0 to below this."""
 
     def __call__(self, tokens: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """Return the final hidden states [T, hidden] of the step's tokens [T]."""
+        """Return the final hidden states [T, hidden] of the step's tokens [T], normalized for the head."""
 
     def logits(self, hidden: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Return float32 logits [R, vocab] of R final hidden states."""

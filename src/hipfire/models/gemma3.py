@@ -11,18 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from hipfire.base.errors import ArtifactError, UnsupportedError
 from hipfire.base.types import CacheSpec
 from hipfire.checkpoint.names import DECODER_RULES, NameRule, override_rules
-from hipfire.kernels.elementwise import ADD
 from hipfire.layers.attention import AttentionShape, SelfAttention
 from hipfire.layers.context import RopeTable, StepContext
 from hipfire.layers.decoder import EMBEDDING, FINAL_NORM, Decoder, decoder_tensors, head_weight
 from hipfire.layers.linear import Embedding
 from hipfire.layers.mlp import GatedMlp, mlp_tensors
-from hipfire.layers.norm import RmsNorm
+from hipfire.layers.norm import Residual, RmsNorm
 from hipfire.layers.rope import RopeSpec
 from hipfire.layers.weights import WeightSource
 from hipfire.models.family import ModelFamily
@@ -200,19 +197,19 @@ class SandwichBlock:
         self.attention = attention
         self.mlp = mlp
 
-    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """Return the layer's output [T, hidden]."""
-        attended = self.attention(self.before_attention(x, step), step)
-        x = step.launcher.run(ADD, x, self.after_attention(attended, step))
-        mixed = self.mlp(self.before_mlp(x, step), step)
-        result: torch.Tensor = step.launcher.run(ADD, x, self.after_mlp(mixed, step))
-        return result
+    def __call__(self, x: Residual, step: StepContext) -> Residual:
+        """Return the layer's output; its last norm is left to whoever reads that."""
+        total, n = self.before_attention.after(x, step, rotated=self.attention.rotated)
+        attended = Residual(total, self.attention(n, step), self.after_attention.weight)
+        total, n = self.before_mlp.after(attended, step, rotated=self.mlp.rotated)
+        return Residual(total, self.mlp(n, step), self.after_mlp.weight)
 
 
 def build(config: Config, weights: WeightSource) -> Decoder:
     """Assemble the model from its weights."""
     sizes = config.sizes
-    tables: dict[str, RopeTable] = {kind: rope.table() for kind, rope in config.ropes.items()}
+    device = weights.device
+    tables: dict[str, RopeTable] = {kind: rope.table(device=device) for kind, rope in config.ropes.items()}
 
     def norm(name: str) -> RmsNorm:
         return RmsNorm(weights.vector(name, sizes.hidden), sizes.eps, 1.0)

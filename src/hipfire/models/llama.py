@@ -80,7 +80,7 @@ def build(config: Config, weights: WeightSource) -> Decoder:
     """Assemble the model from its weights."""
     sizes, shape = config.sizes, config.sizes.attention_shape()
     divisors = weights.vector(ROPE_FACTORS, sizes.head_dim // 2) if weights.has(ROPE_FACTORS) else None
-    rope = config.rope.table(divisors)
+    rope = config.rope.table(divisors, device=weights.device)
 
     def block(index: int) -> PreNormBlock:
         return PreNormBlock(weights, index, shape, sizes.intermediate, rope, activation="silu", eps=sizes.eps)

@@ -68,7 +68,7 @@ class Config:
 
 def build(config: Config, weights: WeightSource) -> Decoder:
     """Assemble the model from its weights."""
-    sizes, rope = config.sizes, config.rope.table()
+    sizes, rope = config.sizes, config.rope.table(device=weights.device)
     shape = sizes.attention_shape()
 
     def block(index: int) -> PreNormBlock:

@@ -6,10 +6,13 @@ The runner knows token ids and slots; it does not know text, sampling or request
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 
 from hipfire.base.errors import ContextLengthError, ValidationError
+from hipfire.cache.block import BlockCache
 from hipfire.cache.kv import KvCache
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.cpu.jit import Kernel
@@ -17,16 +20,58 @@ from hipfire.kernels.elementwise import GATHER_ROWS
 from hipfire.kernels.launch import Launcher
 from hipfire.layers.context import Segment, StepContext
 from hipfire.models.family import Model
+from hipfire.runtime.load_options import PREFILL_CHUNK
 from hipfire.runtime.replay import DecodeReplay
+from hipfire.runtime.route import Forward, Retained
 
-PREFILL_CHUNK = 512
+
+class Site(Protocol):
+    """Where the steps of a model run."""
+
+    device: torch.device
+
+    def memory(self, tokens: int, *, every_row: bool) -> AbstractContextManager[object]:
+        """Return what gives a step of so many tokens memory for its results while it is entered."""
+
+    def own(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits that no later step changes."""
+
+    def retained(self, forward: Forward) -> Retained | None:
+        """Return what keeps decode steps for replay, if the site can do that."""
+
+
+class HostSite:
+    """The CPU, with or without compiled kernels."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._engine = launcher.engines.get("numba")
+
+    def memory(self, tokens: int, *, every_row: bool) -> AbstractContextManager[object]:
+        """Return nothing to enter: every result has memory of its own."""
+        return nullcontext()
+
+    def own(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits, which are a copy or fresh."""
+        return logits
+
+    def retained(self, forward: Forward) -> Retained | None:
+        """Return the replay of compiled kernels."""
+        return DecodeReplay(self._engine, forward) if isinstance(self._engine, CpuEngine) else None
 
 
 class Runner:
     """A model with its cache; sequences live in the cache's slots."""
 
     def __init__(
-        self, model: Model, cache: KvCache, launcher: Launcher | None = None, *, chunk: int = PREFILL_CHUNK
+        self,
+        model: Model,
+        cache: KvCache | BlockCache,
+        launcher: Launcher | None = None,
+        *,
+        chunk: int = PREFILL_CHUNK,
+        site: Site | None = None,
     ) -> None:
         if chunk < 1:
             raise ValidationError(f"a prefill chunk of {chunk} tokens is not possible", hint="use 1 or more")
@@ -34,8 +79,8 @@ class Runner:
         self.cache = cache
         self.launcher = launcher or Launcher()
         self.chunk = chunk
-        engine = self.launcher.engines.get("numba")
-        self.replay = DecodeReplay(engine, self._forward) if isinstance(engine, CpuEngine) else None
+        self.site: Site = site or HostSite(self.launcher)
+        self.replay = self.site.retained(self._forward)
         self._owners: dict[int, object] = {}
         # rows written so far per slot; what lies beyond them is another sequence's or nobody's
         self._filled: dict[int, int] = {}
@@ -80,10 +125,13 @@ class Runner:
         dropped. Raises ContextLengthError or ValidationError before anything runs.
         """
         self._check(batch)
+        for segment, _ in batch:
+            self.cache.ensure(segment.slot, segment.start + segment.length)
         # after a step the caches hold weights and no Python: the less of it a decode step runs, the better
         logits = None if self.replay is None else self.replay.again(batch)
         if logits is None:
             logits = self._launch(batch, every_row=every_row)
+        logits = self.site.own(logits)
         for segment, _ in batch:
             self._filled[segment.slot] = segment.start + segment.length
         return logits
@@ -94,16 +142,17 @@ class Runner:
         tokens = [token for _, part in batch for token in part]
         segments = [segment for segment, _ in batch]
         slots = {segment.slot for segment in segments}
-        context = StepContext(self.launcher, self.cache, segments, torch.device("cpu"))
-        if self.replay is not None and len(tokens) == len(segments) == len(slots):
-            return self.replay.first(context, tokens)
-        return self._eager(context, tokens, every_row=every_row)
+        context = StepContext(self.launcher, self.cache, segments, self.site.device)
+        with self.site.memory(len(tokens), every_row=every_row):
+            if self.replay is not None and len(tokens) == len(segments) == len(slots):
+                return self.replay.first(context, tokens)
+            return self._eager(context, tokens, every_row=every_row)
 
     def _forward(self, ids: torch.Tensor, context: StepContext) -> torch.Tensor:
         return self.model.logits(self.model(ids, context), context)
 
     def _eager(self, context: StepContext, tokens: Sequence[int], *, every_row: bool) -> torch.Tensor:
-        hidden = self.model(torch.tensor(tokens), context)
+        hidden = self.model(torch.tensor(tokens, device=self.site.device), context)
         if not every_row:
             hidden = self.launcher.run(GATHER_ROWS, hidden, context.last_rows())
         return self.model.logits(hidden, context)

@@ -6,7 +6,7 @@ This file knows checkpoints and formats; it does not know which tensors a model 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, cast
 
@@ -17,7 +17,7 @@ from hipfire.base.types import TensorInfo
 from hipfire.checkpoint.names import Change, NamedCheckpoint
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.panels import Panels
-from hipfire.layers.weights import Weight, rope_row_order
+from hipfire.layers.weights import Joined, Weight, rope_row_order
 from hipfire.quant.format import WeightFormat
 from hipfire.quant.registry import format_of
 from hipfire.runtime.panels import pack, pack_decoded, packer_of, panels_nbytes
@@ -77,6 +77,11 @@ class CheckpointWeights:
         self._engine = engine
         self._heads = {"q_rows": heads, "k_rows": kv_heads}
 
+    @property
+    def device(self) -> torch.device:
+        """Return where the tensors are."""
+        return torch.device("cpu")
+
     def has(self, name: str) -> bool:
         """Tell whether the checkpoint holds a tensor of this canonical name."""
         return self.named.find(name) is not None
@@ -106,6 +111,10 @@ class CheckpointWeights:
                 resident[begin:end] = part
         self.named.checkpoint.release(info.name)
         return Weight(fmt, rows, cols, data=data if resident is None else None, resident=resident)
+
+    def joined(self, parts: Sequence[tuple[str, int]], cols: int) -> Joined:
+        """Return matrices that read the same activations, each by itself; raises as `matrix`."""
+        return Joined(tuple(self.matrix(name, rows, cols) for name, rows in parts))
 
     def _panels(self, engine: CpuEngine, info: TensorInfo, change: Change, data: torch.Tensor) -> Panels:
         """Pack a matrix as it is stored where its format can be packed, else as float32."""

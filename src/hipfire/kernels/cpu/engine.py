@@ -74,6 +74,11 @@ class Program:
         return int(self._rows[:, 0].sum())
 
     @property
+    def launches(self) -> Sequence[Launch]:
+        """Return the rows as launches, in their order."""
+        return self._alive[0]
+
+    @property
     def kernels(self) -> tuple[str, ...]:
         """Return the names of the kernels in their order."""
         return tuple(launch.kernel.name for launch in self._alive[0])
@@ -166,6 +171,9 @@ class CpuEngine:
         """Note that an operation ran outside of the engine, so this recording cannot be replayed."""
         if self._recording is not None:
             self._recording.spoiled = name
+
+    def settle(self, *kept: torch.Tensor) -> None:
+        """Do nothing: results are tensors of their own, and a program keeps all that it needs."""
 
     def finish(self) -> Program | None:
         """End the recording; returns the program, or None if some operation cannot be replayed."""

@@ -38,6 +38,25 @@ def rms_norm(
     return out
 
 
+def residual_norm(
+    engine: CpuEngine,
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    offset: float = 0.0,
+    delta_weight: torch.Tensor | None = None,
+    *,
+    rotated: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run `residual_norm_ref` on [T, D]; a rotation is a launch of its own here."""
+    del rotated
+    if delta_weight is not None:
+        delta = rms_norm(engine, delta, delta_weight, eps, offset)
+    total = add(engine, x, delta)
+    return total, rms_norm(engine, total, weight, eps, offset)
+
+
 def _elementwise(engine: CpuEngine, kernel: Kernel, a: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
     rows, columns = a.shape
     out = torch.empty(rows, columns)
@@ -150,6 +169,32 @@ def kv_write(engine: CpuEngine, cache: torch.Tensor, rows: torch.Tensor, x: torc
         writes=(cache,),
         units=("heads", tokens, heads),
     )
+
+
+def attention_input(
+    engine: CpuEngine,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rows: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    offset: float = 0.0,
+) -> torch.Tensor:
+    """Run `attention_input_ref` or `attention_input_q8_ref`."""
+    if q_weight is not None:
+        q = rms_norm(engine, q, q_weight, eps, offset)
+    if k_weight is not None:
+        k = rms_norm(engine, k, k_weight, eps, offset)
+    queries = rope(engine, q, cos, sin)
+    kv_write(engine, keys, rows, rope(engine, k, cos, sin))
+    kv_write(engine, values, rows, v)
+    return queries
 
 
 def attend(

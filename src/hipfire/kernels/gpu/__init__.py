@@ -1,0 +1,1 @@
+"""Operations on GPUs: Triton kernels, one file per operation, and the engine that runs them."""

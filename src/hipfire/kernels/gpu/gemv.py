@@ -1,0 +1,374 @@
+"""Products of one or a few rows of activations with packed weights: the matrix is read once, at memory speed.
+
+Activations are int8 with a scale for 32 columns, and are multiplied by 4-way integer dots, so that sums
+within such a unit are exact. A program is one warp that walks over blocks of rows; while it multiplies a
+tile, the next one is on its way. This file does not know formats.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from hipfire.base.errors import InternalError
+from hipfire.kernels.gpu.elementwise import gelu_tanh, silu
+from hipfire.kernels.gpu.engine import GpuEngine
+from hipfire.kernels.gpu.offline import Offline
+from hipfire.kernels.gpu.prepare import Prepared
+from hipfire.kernels.gpu.target import begin_launch, dot4
+from hipfire.kernels.packed import PACKED_LAYOUTS, PackedLayout, PackedMatrix
+
+ACTIVATIONS = {None: 0, "silu": 1, "gelu_pytorch_tanh": 2}
+
+
+@triton.jit
+def gate(x, ACTIVATION: tl.constexpr):
+    """Return silu(x) for activation 1, gelu(x) in its tanh form for 2."""
+    if ACTIVATION == 1:
+        return silu(x)
+    else:
+        return gelu_tanh(x)
+
+
+@triton.jit
+def _bytes(both, high, BITS: tl.constexpr, OFFSET: tl.constexpr):
+    """Return the even and the odd codes as the bytes of int32 words.
+
+    For 8 bits `both` holds even codes and `high` odd ones; else `both` holds four bits of each, and `high`
+    the upper two bits of codes of six.
+    """
+    if BITS == 8:
+        even = both
+        odd = high
+    else:
+        even = both & 0x0F0F0F0F
+        odd = (both >> 4) & 0x0F0F0F0F
+    if BITS == 6:
+        high = high.to(tl.int32) & 0xFFFF
+        high = (high | (high << 8)) & 0x00FF00FF
+        high = (high | (high << 4)) & 0x0F0F0F0F
+        even |= (high & 0x03030303) << 4
+        odd |= (high & 0x0C0C0C0C) << 2
+    if OFFSET != 0:
+        # bytes minus the offset without a borrow between them: the top bit is lent, then taken back
+        even = ((even | -2139062144) - OFFSET * 0x01010101) ^ -2139062144
+        odd = ((odd | -2139062144) - OFFSET * 0x01010101) ^ -2139062144
+    return even, odd
+
+
+@triton.jit
+def _word(codes_ptr, high_ptr, row, word: tl.constexpr, unit, mask, units, BITS: tl.constexpr):
+    """Load what `_bytes` takes of word number `word` of the units; for 4 bits both are the same."""
+    if BITS == 8:
+        at = codes_ptr + row * (units * 8) + word * units + unit
+        return tl.load(at, mask=mask, other=0), tl.load(at + 4 * units, mask=mask, other=0)
+    else:
+        both = tl.load(codes_ptr + row * (units * 4) + word * units + unit, mask=mask, other=0)
+        if BITS == 6:
+            return both, tl.load(high_ptr + row * (units * 4) + word * units + unit, mask=mask, other=0)
+        else:
+            return both, both
+
+
+@triton.jit
+def _headers(
+    scales_ptr, minima_ptr, row, quad, valid, units, groups, GROUP: tl.constexpr, MINIMUM: tl.constexpr
+):
+    """Load scales, minima, and for groups of 16 the scales of the units' second halves.
+
+    They are [1, ROWS, QUADS, 1] for groups that hold the four units of a quad, else [1, ROWS, QUADS, 4].
+    """
+    if GROUP >= 128:
+        unit = quad * 4
+    else:
+        unit = quad * 4 + tl.arange(0, 4)[None, None, None, :]
+    group = unit * 32 // GROUP
+    mask = (unit < units) & valid
+    at = row * groups + group
+    scale = tl.load(scales_ptr + at, mask=mask, other=0.0)
+    minimum = scale
+    second = scale
+    if MINIMUM:
+        minimum = tl.load(minima_ptr + at, mask=mask, other=0.0)
+    if GROUP == 16:
+        second = tl.load(scales_ptr + at + 1, mask=mask & (group + 1 < groups), other=0.0)
+    return scale, minimum, second
+
+
+@triton.jit
+def _fetch(
+    codes_ptr, high_ptr, scales_ptr, minima_ptr, row, quad, valid, units, groups,
+    BITS: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr,
+):  # fmt: skip
+    """Load all of a tile of weights: rows [1, ROWS, 1, 1], four units to each quad [1, 1, QUADS, 1]."""
+    unit = quad * 4 + tl.arange(0, 4)[None, None, None, :]
+    mask = (unit < units) & valid
+    a0, b0 = _word(codes_ptr, high_ptr, row, 0, unit, mask, units, BITS=BITS)
+    a1, b1 = _word(codes_ptr, high_ptr, row, 1, unit, mask, units, BITS=BITS)
+    a2, b2 = _word(codes_ptr, high_ptr, row, 2, unit, mask, units, BITS=BITS)
+    a3, b3 = _word(codes_ptr, high_ptr, row, 3, unit, mask, units, BITS=BITS)
+    scale, minimum, second = _headers(
+        scales_ptr, minima_ptr, row, quad, valid, units, groups, GROUP=GROUP, MINIMUM=MINIMUM
+    )
+    return a0, b0, a1, b1, a2, b2, a3, b3, scale, minimum, second
+
+
+@triton.jit
+def _word_dot(
+    x_ptr, m, word: tl.constexpr, unit, mask, units, a, b, products,
+    BITS: tl.constexpr, OFFSET: tl.constexpr, TARGET: tl.constexpr,
+):  # fmt: skip
+    even, odd = _bytes(a, b, BITS, OFFSET)
+    # every row loads the activations anew: the lanes of a warp that want one word get it at once
+    at = m * (units * 8) + word * units + unit
+    x_even = tl.load(x_ptr + at, mask=mask, other=0)
+    x_odd = tl.load(x_ptr + at + units * 4, mask=mask, other=0)
+    even = tl.broadcast_to(even, x_even.shape)
+    odd = tl.broadcast_to(odd, x_odd.shape)
+    return dot4(odd, x_odd, dot4(even, x_even, products, TARGET), TARGET)
+
+
+@triton.jit
+def _multiply(
+    x_ptr, x_scales_ptr, x_sums_ptr, tile, quad, tokens, units,
+    BITS: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, MINIMUM: tl.constexpr,
+    M: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, TARGET: tl.constexpr,
+):  # fmt: skip
+    """Return what a tile adds to the products: float32 [M, ROWS, QUADS]."""
+    a0, b0, a1, b1, a2, b2, a3, b3, scale, minimum, second = tile
+    zero = tl.zeros((M, ROWS, QUADS, 4), tl.int32)
+    m = tl.arange(0, M)[:, None, None, None]
+    unit = quad * 4 + tl.arange(0, 4)[None, None, None, :] + zero
+    here = (unit < units) & (m < tokens)
+    products = _word_dot(
+        x_ptr, m, 0, unit, here, units, a0, b0, zero, BITS=BITS, OFFSET=OFFSET, TARGET=TARGET
+    )
+    products = _word_dot(
+        x_ptr, m, 1, unit, here, units, a1, b1, products, BITS=BITS, OFFSET=OFFSET, TARGET=TARGET
+    )
+    if GROUP == 16:
+        first = products
+        products = zero
+    products = _word_dot(
+        x_ptr, m, 2, unit, here, units, a2, b2, products, BITS=BITS, OFFSET=OFFSET, TARGET=TARGET
+    )
+    products = _word_dot(
+        x_ptr, m, 3, unit, here, units, a3, b3, products, BITS=BITS, OFFSET=OFFSET, TARGET=TARGET
+    )
+    x_scale = tl.load(x_scales_ptr + m * units + unit, mask=here, other=0.0)
+    if GROUP == 16:
+        scaled = first.to(tl.float32) * scale.to(tl.float32) + products.to(tl.float32) * second.to(tl.float32)
+        total = tl.sum(scaled * x_scale, axis=3)
+    elif GROUP >= 128:
+        # one scale for the quad: it is applied to the sum
+        total = tl.sum(products.to(tl.float32) * x_scale, axis=3) * tl.sum(scale.to(tl.float32), axis=3)
+    else:
+        total = tl.sum(products.to(tl.float32) * (x_scale * scale.to(tl.float32)), axis=3)
+    if MINIMUM:
+        x_sum = tl.load(x_sums_ptr + m * units + unit, mask=here, other=0.0)
+        if GROUP >= 128:
+            total += tl.sum(x_sum, axis=3) * tl.sum(minimum.to(tl.float32), axis=3)
+        else:
+            total += tl.sum(x_sum * minimum.to(tl.float32), axis=3)
+    return total
+
+
+@triton.jit
+def _turns(blocks, chunks, programs):
+    """Return how many tiles are this program's. No matrix has 2^30, so 32 bits count them."""
+    turns = tl.cdiv(tl.maximum(blocks - tl.program_id(0), 0), programs).to(tl.int64) * chunks
+    return tl.minimum(turns, 1 << 30).to(tl.int32)
+
+
+@triton.jit
+def _block_of(number, programs, blocks):
+    """Return the block of rows that is this program's by `number`; where there is none, any number."""
+    return tl.program_id(0) + tl.minimum(number, blocks // programs) * programs
+
+
+@triton.jit
+def _gemv(
+    x_ptr, x_scales_ptr, x_sums_ptr, codes_ptr, high_ptr, scales_ptr, minima_ptr, out_ptr,
+    tokens, rows, units, groups, out_stride,
+    BITS: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, MINIMUM: tl.constexpr,
+    ACTIVATION: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, TARGET: tl.constexpr,
+):  # fmt: skip
+    # the gate's rows are followed by as many of up; a program takes both of the same number
+    SIDES: tl.constexpr = 2 if ACTIVATION != 0 else 1
+    TILE: tl.constexpr = ROWS * SIDES
+    lane = tl.arange(0, TILE)
+    chunks = tl.cdiv(units, 4 * QUADS)
+    blocks = tl.cdiv(rows, ROWS)
+    programs = tl.num_programs(0)
+    turns = _turns(blocks, chunks, programs)
+    in_block = tl.program_id(0) * ROWS + lane % ROWS
+    row = (in_block + lane // ROWS * rows).to(tl.int64)[None, :, None, None]
+    valid = (in_block < rows)[None, :, None, None]
+    quad = tl.arange(0, QUADS)[None, None, :, None]
+    tile = _fetch(
+        codes_ptr, high_ptr, scales_ptr, minima_ptr, row, quad, valid, units, groups,
+        BITS=BITS, GROUP=GROUP, MINIMUM=MINIMUM,
+    )  # fmt: skip
+    # the first weights are on their way: only now is it time to wait for the activations
+    begin_launch(TARGET)
+    acc = tl.zeros((M, TILE, QUADS), tl.float32)
+    for turn in range(turns):
+        # the next tile is asked for before this one is used, so that memory is never idle
+        later = turn + 1
+        next_block = _block_of(later // chunks, programs, blocks)
+        next_in_block = next_block * ROWS + lane % ROWS
+        next_row = (next_in_block + lane // ROWS * rows).to(tl.int64)[None, :, None, None]
+        next_valid = ((next_in_block < rows) & (later < turns))[None, :, None, None]
+        next_quad = later % chunks * QUADS + tl.arange(0, QUADS)[None, None, :, None]
+        next_tile = _fetch(
+            codes_ptr, high_ptr, scales_ptr, minima_ptr, next_row, next_quad, next_valid, units, groups,
+            BITS=BITS, GROUP=GROUP, MINIMUM=MINIMUM,
+        )  # fmt: skip
+        acc += _multiply(
+            x_ptr, x_scales_ptr, x_sums_ptr, tile, quad, tokens, units,
+            BITS=BITS, GROUP=GROUP, OFFSET=OFFSET, MINIMUM=MINIMUM,
+            M=M, ROWS=TILE, QUADS=QUADS, TARGET=TARGET,
+        )  # fmt: skip
+        if later % chunks == 0:
+            out_row = _block_of(turn // chunks, programs, blocks) * ROWS + tl.arange(0, ROWS)
+            total = tl.sum(acc, axis=2)
+            if ACTIVATION != 0:
+                first, second = tl.split(tl.permute(tl.reshape(total, (M, 2, ROWS)), (0, 2, 1)))
+                result = gate(first, ACTIVATION) * second
+            else:
+                result = total
+            m = tl.arange(0, M)[:, None]
+            tl.store(
+                out_ptr + m * out_stride + out_row[None, :],
+                result,
+                mask=(m < tokens) & (out_row < rows)[None, :],
+            )
+            acc = tl.zeros((M, TILE, QUADS), tl.float32)
+        tile = next_tile
+        quad = next_quad
+
+
+# the most one-warp programs that a multiprocessor holds, and how many of them make rows of one tile fastest
+_RESIDENT = 32
+_SHORT = 24
+# the interpreter takes as long for a program of few rows as for one of many
+_INTERPRETED = (64, 8)
+
+
+def _tile(engine: GpuEngine, rows: int, sides: int) -> tuple[int, int]:
+    """Return (rows, quads) of a warp's tile; its lanes share out the quads along every row.
+
+    Few rows are made one by one, so that all programs are there at once; else two by two, which reads the
+    activations half as often.
+    """
+    if engine.target == "plain":
+        return _INTERPRETED[0] // sides, _INTERPRETED[1]
+    if sides == 2:
+        return 1, 16
+    return (1, 32) if rows <= engine.processors * _RESIDENT else (2, 16)
+
+
+def _programs(blocks: int, chunks: int, processors: int) -> int:
+    """Return how many programs share the blocks of rows: all resident at once, and all with as many blocks.
+
+    Rows of a single tile leave a program nothing to do while it waits, unless it has another row.
+    """
+    turns = -(-blocks // (processors * (_SHORT if chunks == 1 else _RESIDENT)))
+    return -(-blocks // turns)
+
+
+def gemv(
+    engine: GpuEngine,
+    x: Prepared,
+    matrix: PackedMatrix,
+    out: torch.Tensor,
+    activation: str | None = None,
+) -> None:
+    """Write the product of a few rows of int8 activations with `matrix` to `out` float32 [T, N].
+
+    With an activation the first half of the matrix's rows makes the gate and the second half what it is
+    multiplied by, and N is half its rows.
+    """
+    tokens, rows = out.shape
+    layout = matrix.layout
+    if x.scales is None:
+        raise InternalError("activations are not in int8")
+    block, quads = _tile(engine, rows, 2 if activation else 1)
+    engine.launch(
+        _gemv,
+        (_programs(-(-rows // block), -(-matrix.units // (4 * quads)), engine.processors),),
+        reads=(x.values, x.scales, x.sums, *matrix.tensors),
+        writes=(out,),
+        x_ptr=x.values.view(torch.int32),
+        x_scales_ptr=x.scales,
+        x_sums_ptr=x.sums,
+        codes_ptr=matrix.codes.view(torch.int32),
+        high_ptr=None if matrix.high is None else matrix.high.view(torch.int16),
+        scales_ptr=matrix.scales,
+        minima_ptr=matrix.minima,
+        out_ptr=out,
+        tokens=tokens,
+        rows=rows,
+        units=matrix.units,
+        groups=matrix.scales.shape[1],
+        out_stride=out.stride(0),
+        constants={
+            "BITS": layout.bits,
+            "GROUP": layout.group,
+            "OFFSET": layout.offset,
+            "MINIMUM": layout.minimum,
+            "ACTIVATION": ACTIVATIONS[activation],
+            "M": triton.next_power_of_2(tokens),
+            "ROWS": block,
+            "QUADS": quads,
+            "TARGET": engine.target,
+        },
+        warps=1,
+    )
+
+
+_TYPES = {
+    **{"x_ptr": "*i32", "x_scales_ptr": "*fp32", "x_sums_ptr": "*fp32", "codes_ptr": "*i32"},
+    **{"out_ptr": "*fp32", "rows": "i32", "units": "i32", "groups": "i32", "out_stride": "i32"},
+}
+
+
+def _offline(layout: PackedLayout, tokens: int, activation: int = 0, *, few: bool = False) -> Offline:
+    header = "*fp16" if layout.half else "*fp32"
+    types = {**_TYPES, "scales_ptr": header}
+    constants: dict[str, object] = {
+        "BITS": layout.bits,
+        "GROUP": layout.group,
+        "OFFSET": layout.offset,
+        "MINIMUM": layout.minimum,
+        "ACTIVATION": activation,
+        "M": tokens,
+        "ROWS": 1 if few or activation else 2,
+        "QUADS": 32 if few else 16,
+    }
+    for name, kind, there in (
+        ("high_ptr", "*i16", layout.bits == 6),
+        ("minima_ptr", header, layout.minimum),
+        ("tokens", "i32", tokens > 1),
+    ):
+        if there:
+            types[name] = kind
+        else:
+            constants[name] = 1 if name == "tokens" else None
+    return Offline(
+        _gemv,
+        types,
+        constants,
+        1,
+        name=f"{layout.name} {tokens}{' gated' if activation else ' few' if few else ''}",
+        needs=frozenset({"dot4"}),
+        aligned=frozenset({"rows", "units", "groups", "out_stride"}),
+    )
+
+
+OFFLINE: tuple[Offline, ...] = (
+    *(_offline(layout, 1, few=few) for layout in PACKED_LAYOUTS.values() for few in (False, True)),
+    *(_offline(PACKED_LAYOUTS[name], 2) for name in ("u4g256", "u4g128h", "u4g32", "o6g16", "i8g32")),
+    *(_offline(PACKED_LAYOUTS[name], tokens, 1) for name in ("u4g256", "u4g128h") for tokens in (1, 2)),
+)
