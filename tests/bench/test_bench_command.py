@@ -96,13 +96,16 @@ def test_tables_go_to_stdout_and_the_banner_to_stderr(home: Path, model: Path, c
 def test_json_holds_everything(home: Path, model: Path, tmp_path: Path, capsys: Output) -> None:
     file = tmp_path / "prompt.txt"
     file.write_bytes("caf\u00e9 \u6f22  \r\n".encode())
-    flags = [*QUICK, "--ctx", "5", "--batch", "1,2", "--kv-cache", "q8", "--threads", "1"]
+    flags = [*QUICK, "--ctx", "5", "--batch", "1,2", "--kv-cache", "q8", "--threads", "1", "--device", "cpu"]
     assert main(["bench", str(model), *flags, "--prompt-file", str(file), "-j"]) == 0
     shown = capsys.readouterr()
     found = json.loads(shown.out)
     assert (found["model"], found["file_bytes"]) == (str(model), model.stat().st_size)
     assert (found["architecture"], found["threads"]) == ("llama", 1)
     assert (found["kv_mode"], found["max_seq"]) == ("q8", 1024)
+    assert (found["device"], found["kv_backend"]) == ("cpu", None)
+    assert found["memory"]["caches"] == 2 * 1024 * 272  # of 2 layers, 2 heads of 32 codes with a scale
+    assert set(found["memory"]) == {"weights", "caches", "scratch"}
     assert (found["runs"], found["warmups"]) == (3, 1)
     assert found["machine"]["cpu"]["usable_cores"] >= 1
     assert found["machine"]["libraries"]["torch"] == metadata.version("torch")
@@ -158,6 +161,7 @@ def test_settings_of_the_files_apply(home: Path, model: Path, capsys: Output) ->
         (["--batch", "0"], "batch: 0"), (["--tg", "0"], "tg: 0"), (["-n", "1"], "max_tokens: 1"),
         (["--runs", "0"], "runs: 0"), (["--warmups", "-1"], "warmups: -1"),
         (["--kv-cache", "q3"], "kv_cache"), (["--max-seq", "9"], "max_seq"), (["--threads", "0"], "threads"),
+        (["--device", "tpu"], "hardware.device"), (["--kv-backend", "paged"], "kv_backend"),
     ],
 )  # fmt: skip
 def test_bad_values_are_refused_before_the_model_is_loaded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ class Watched:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.model = runner.model
+        self.site = runner.site
         self.steps: list[list[tuple[int, int, list[int]]]] = []
         self.seconds = 0.0
 
@@ -83,6 +85,35 @@ def test_every_run_is_counted_and_warm_ups_are_not(watched: Any) -> None:
     assert done.prefill[1].tok_s.median == done.decode[0].tok_s.median == 1.0
     prefills = [parts for parts in watched.steps if len(parts[0][2]) > 1]
     assert [len(parts[0][2]) for parts in prefills] == [5] * 4 + [9] * 4 + [len(TOKENS)] * 4
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_a_gpu_has_started_is_waited_for(watched: Any, monkeypatch: Any, batch: int) -> None:
+    """On a GPU a step returns at once: its time passes while the device is waited for."""
+    owed = [0.0]
+    card = torch.device("cuda", 0)
+
+    def synchronize(device: torch.device) -> None:
+        assert device == card
+        watched.seconds, owed[0] = watched.seconds + owed[0], 0.0
+
+    def note(parts: Any) -> None:
+        owed[0] += sum(len(tokens) for _, _, tokens in parts)
+
+    def fetch(logits: torch.Tensor) -> torch.Tensor:
+        synchronize(card)
+        return logits
+
+    watched.site, watched._note = SimpleNamespace(device=card), note
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(module, "fetch", fetch)
+    few = plan(batch=(batch,), ctx=(7,), runs=2)
+    done = measure(watched, few, workload(), clock=watched.clock)
+    assert done.prefill[0].seconds == (5.0, 5.0)
+    # the context is not part of it
+    assert done.decode[0].seconds == (4.0 * batch,) * 2
+    for times in done.reply.times:
+        assert (times.prefill, times.first, times.last) == (len(TOKENS), len(TOKENS), len(TOKENS) + 5)
 
 
 def test_no_warm_up_means_none(watched: Any) -> None:

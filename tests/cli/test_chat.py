@@ -190,17 +190,19 @@ def test_without_a_usual_model_the_choice_is_shown(
 def test_a_server_is_started_if_none_is_up(server: Script, monkeypatch: Patch, capsys: Output) -> None:
     started = []
     remote, port = Remote(Address("127.0.0.1", server.port)), server.port
+    assert main(["chat", "tiny", "--device", "cpu"]) == 1
+    assert "hipfire restart --device cpu" in capsys.readouterr().err
     monkeypatch.setenv("HIPFIRE_PORT", "1")
 
-    def start(target: Any, _: Any) -> Health | None:
-        started.append(target.model)
+    def start(target: Any, flags: Any) -> Health | None:
+        started.append((target.model, flags.words()))
         monkeypatch.setenv("HIPFIRE_PORT", str(port))
         return remote.health()
 
     monkeypatch.setattr(chat_module, "start_detached", start)
     monkeypatch.setattr(chat_module, "connect", lambda *_: remote)
-    assert talk(monkeypatch, "a\n") == 0
-    assert started == ["tiny:1m"]
+    assert talk(monkeypatch, "a\n", "--device", "gpu:1") == 0
+    assert started == [("tiny:1m", ["--device=gpu:1"])]
     assert capsys.readouterr().out == "Hello world\n"
 
 

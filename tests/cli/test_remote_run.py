@@ -158,7 +158,15 @@ def test_raw_text_is_continued_without_messages(server: Script, capsys: Output) 
 
 
 @pytest.mark.parametrize(
-    "words", [["--local"], ["--kv-mode", "q8"], ["--max-seq", "1024"], ["--threads", "1"]]
+    "words",
+    [
+        ["--local"],
+        ["--kv-mode", "q8"],
+        ["--max-seq", "1024"],
+        ["--threads", "1"],
+        ["--device", "cpu"],
+        ["--kv-backend", "vmm"],
+    ],
 )
 def test_flags_about_loading_keep_the_work_here(server: Script, words: list[str], capsys: Output) -> None:
     assert main(["run", "tiny", "x", *words]) == 1

@@ -28,6 +28,7 @@ BAD_VALUES = [
     (["--presence-penalty", "3"], "presence_penalty"), (["--frequency-penalty", "-3"], "frequency_penalty"),
     (["--seed", "-1"], "seed"), (["--max-tokens", "-5"], "max_tokens"), (["--stop", ""], "stop"),
     (["--kv-mode", "q3"], "kv_cache"), (["--max-seq", "0"], "max_seq"), (["--threads", "0"], "threads"),
+    (["--device", "cuda"], "hardware.device"), (["--kv-backend", "paged"], "kv_backend"),
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from hipfire.engine.turn import (
     TurnRequest,
     TurnResult,
 )
+from hipfire.kernels.kv_cache import KV_WRITE
 from hipfire.layers.context import StepContext
 from hipfire.runtime.load import LoadedModel
 from hipfire.runtime.runner import Runner
@@ -79,7 +80,7 @@ class Actor:
         self.fed += [(slot, position, token) for (slot, position), token in zip(rows, ids, strict=True)]
         self.steps.append(len(ids))
         values = tokens.float()[:, None, None].expand(-1, 1, 4).contiguous()
-        step.cache.append(step.launcher, 0, step.rows, values, values)
+        step.launcher.run(KV_WRITE, self._cache._keys[0], step.rows, values)
         return step.rows.float()
 
     def logits(self, hidden: torch.Tensor, step: StepContext) -> torch.Tensor:

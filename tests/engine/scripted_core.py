@@ -163,11 +163,20 @@ class ScriptedResident:
         params = self.message.params
         return {"model": self.message.model, "arch": "scripted", "max_seq": params.max_seq or 4096}
 
+    def close(self) -> None:
+        self.core.calls.append("close")
+
     def bench_prefill(self, tokens: int) -> Mapping[str, Any]:
         return {"tokens": tokens, "ms": 2.0, "tok_s": tokens / 0.002}
 
     def bench_decode(self, context: int, iterations: int) -> Mapping[str, Any]:
         return {"context_tokens": context, "iterations": iterations, "tok_s": 50.0}
+
+    def redline_capture(self, context: int, batch: int) -> Mapping[str, Any]:
+        return {"context": context, "launches": 10 * batch, "kernels": 3, "sequence_hash": "00000000000000ab"}
+
+    def redline_shadow(self, context: int, positions: int, batch: int) -> Mapping[str, Any]:
+        return {"plan": {"context": context, "positions": positions, "batch": batch}, "exact": False}
 
 
 class ScriptedLoader:

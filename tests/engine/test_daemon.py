@@ -214,6 +214,24 @@ def test_reset_answers_with_the_attempt_and_a_new_epoch(loaded: Bench) -> None:
     assert (first["seq_pos"], first["conversation_len"], first["rolled_back"]) == (0, 0, False)
 
 
+def test_recordings_are_compared_on_an_idle_model(bench: Bench) -> None:
+    shadow = {"type": "redline_shadow", "context_tokens": 8, "positions": 3, "batch": 2}
+    assert "no model is loaded" in bench.tell(shadow)[0]["message"]
+    bench.load()
+    bench.generate("say:a")
+    assert bench.tell({"type": "redline_capture"})[0]["class"] == "transient"
+    bench.tell(encode_key("cancel", KEY))
+    (captured,) = bench.tell({"type": "redline_capture", "context_tokens": 8, "batch": 2})
+    assert captured == {
+        "type": "redline_capture_result", "context": 8, "launches": 20, "kernels": 3,
+        "sequence_hash": "00000000000000ab",
+    }  # fmt: skip
+    (compared,) = bench.tell(shadow)
+    assert compared["plan"] == {"context": 8, "positions": 3, "batch": 2}
+    for broken in ({"positions": 0}, {"batch": 65}, {"context_tokens": 0}):
+        assert bench.tell({**shadow, **broken})[0]["class"] == "validation"
+
+
 def test_configure_comes_before_the_first_load(bench: Bench) -> None:
     (answer,) = bench.tell({"type": "configure", "config": {"threads": 3}})
     assert (answer["type"], answer["pid"]) == ("configured", os.getpid())

@@ -17,8 +17,9 @@ from hipfire.base.errors import MemoryLimitError
 from hipfire.base.sampling import SamplingParams
 from hipfire.engine import daemon_model
 from hipfire.engine.client import Daemon
-from hipfire.engine.daemon_model import LoadedResident, ModelLoader, anonymous_memory, core_limits
+from hipfire.engine.daemon_model import LoadedResident, ModelLoader, core_limits
 from hipfire.engine.daemon_state import DaemonState
+from hipfire.engine.process_memory import anonymous_memory
 from hipfire.engine.turn import Delta, Done, Event, Ready, TurnKey, TurnRequest
 from hipfire.engine.wire import encode_key, encode_request, line_of
 from hipfire.engine.wire_messages import LoadParams
@@ -153,7 +154,7 @@ def test_admission_counts_what_the_resident_model_gives_back(
     need = int(check_load(big, options).total / USABLE) + 1
     bench = Bench()
     bench.tell(type="load", model=str(big), params=PARAMS)
-    freed = resident_of(bench).freed
+    freed = resident_of(bench).freed_on(None)
     free = need - 2 * freed
     monkeypatch.setattr(loading, "available_memory", lambda: free if bench.state._resident else need)
     refusal = bench.tell(type="load", model=str(big), params=PARAMS)
@@ -176,7 +177,7 @@ def test_a_dropped_model_gives_its_memory_back(big: Path) -> None:
     bench.tell(type="load", model=str(big), params=PARAMS)
     resident = resident_of(bench)
     weights = resident.describe()["memory"]["weights"]
-    assert 0.8 * weights < resident.freed < 2 * weights
+    assert 0.8 * weights < resident.freed_on(None) < 2 * weights
     model = weakref.ref(resident._loaded.model)
     del resident
     bench.reply(request())

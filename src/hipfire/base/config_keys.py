@@ -7,6 +7,7 @@ only when some part of hipfire reads it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,9 +17,10 @@ from hipfire.base import env
 from hipfire.base.errors import ValidationError
 
 Value = float | int | bool | str | None
-Kind = Literal["float", "int", "bool", "text", "choice", "file", "host"]
+Kind = Literal["float", "int", "bool", "text", "choice", "file", "host", "device"]
 AUTO = "auto"
 MAX_HOST_CHARS = 255
+DEVICE = re.compile(r"auto|cpu|gpu(:[0-9]{1,4})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Key:
             "text": "text",
             "file": "path of an existing file, or empty",
             "host": "host name or address",
+            "device": "auto, cpu, gpu, or a number as in gpu:1",
         }[self.kind]
 
     def check(self, value: object, *, source: str) -> Value:
@@ -70,6 +73,8 @@ class Key:
             return self._file(value, source) if self.kind == "file" else value
         if self.kind == "host" and isinstance(value, str) and _is_host(value):
             return value
+        if self.kind == "device" and isinstance(value, str) and DEVICE.fullmatch(value.lower()):
+            return value.lower()
         raise self._fault(value, source)
 
     def parse(self, text: str, *, source: str) -> Value:
@@ -136,6 +141,9 @@ KEYS: tuple[Key, ...] = (
     Key("memory.weights", "weights", "choice", AUTO,
         "How weights are held: panels (fast, int8 products), decoded (float32), packed (small).",
         "HIPFIRE_WEIGHTS", choices=(AUTO, "panels", "decoded", "packed")),
+    Key("memory.kv_backend", "kv_backend", "choice", AUTO,
+        "How a GPU gets memory for keys and values: vmm as sequences grow, legacy all at once.",
+        "HIPFIRE_KV_BACKEND", choices=(AUTO, "vmm", "legacy")),
     Key("prompt.system", "system_prompt", "text", "",
         "System message of a conversation that has none.", "HIPFIRE_SYSTEM_PROMPT"),
     Key("prompt.chat_template", "chat_template", "file", "",
@@ -143,6 +151,15 @@ KEYS: tuple[Key, ...] = (
     Key("prompt.normalize", "prompt_normalize", "bool", True,
         "Tidy a prompt: plain line ends and spaces, no trailing spaces, no tall gaps.",
         "HIPFIRE_NORMALIZE_PROMPT"),
+    Key("hardware.device", "device", "device", AUTO,
+        "What computes; auto is the first GPU that can be used, else the CPU.", "HIPFIRE_DEVICE",
+        scope="process"),
+    Key("hardware.tp", "tp", "int", 1,
+        "Devices that share a model, each with a part of every matrix.", "HIPFIRE_TP", 1, 64,
+        scope="process"),
+    Key("hardware.activations", "activations", "choice", "int8",
+        "On a GPU, decode steps of one or two sequences round activations to int8, unless float is chosen.",
+        "HIPFIRE_ACTIVATIONS", choices=("int8", "float"), scope="process"),
     Key("hardware.threads", "threads", "int", None,
         "CPU threads; auto takes the fast physical cores that it may use.", "HIPFIRE_THREADS", 1, 4096,
         scope="process"),
@@ -177,8 +194,9 @@ KEYS: tuple[Key, ...] = (
     Key("serve.slots", "slots", "int", 4,
         "Requests of one model that run at once; each has a cache of its own.", "HIPFIRE_SERVE_SLOTS",
         1, 64, scope="process"),
-    Key("serve.prefill_chunk", "prefill_chunk", "int", 256,
-        "Tokens of a prompt that are read before other requests get their next token.",
+    Key("serve.prefill_chunk", "prefill_chunk", "int", None,
+        "Tokens of a prompt that are read before other requests get their next token; auto is 512 on the "
+        "CPU, 2048 on a GPU.",
         "HIPFIRE_SERVE_PREFILL_CHUNK", 16, 8192, scope="process"),
     Key("serve.token_file", "token_file", "file", "",
         "File with the bearer token that requests must carry; clients of this machine read it too.",

@@ -1,8 +1,8 @@
 """The timed loops: prefill, decode and a whole reply, each run several times over one runner's slots.
 
-Only the runner's own work, and in a reply the choice of each token, lies between two looks at the clock. A
-step has ended when it returns, as it does on a CPU. This file does not know statistics, text, or how figures
-are shown.
+Only the runner's own work, and in a reply the choice of each token, lies between two looks at the clock. What
+was started on a GPU is waited for before the second one. This file does not know statistics, text, or how
+figures are shown.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hipfire.bench.workload import Workload
 from hipfire.layers.context import Segment
 from hipfire.runtime.runner import Runner
 from hipfire.runtime.sampler import Sampler
+from hipfire.runtime.waiting import fetch, finish
 
 Clock = Callable[[], float]
 Result = TypeVar("Result")
@@ -57,6 +58,7 @@ def time_prefill(runner: Runner, tokens: Sequence[int], clock: Clock) -> float:
     """Return the seconds of one prefill of slot 0, whose former content is dropped."""
     began = clock()
     runner.prefill(0, tokens)
+    finish(runner.site.device)
     return clock() - began
 
 
@@ -69,10 +71,12 @@ def time_decode(runner: Runner, rows: Sequence[Sequence[int]], ctx: int, clock: 
         began = clock()
         for position, token in enumerate(rows[0], ctx):
             runner.decode(0, token, position)
+        finish(runner.site.device)
         return clock() - began
     began = clock()
     for position, tokens in enumerate(zip(*rows, strict=True), ctx):
         runner.step([(Segment(slot, position, 1), (token,)) for slot, token in enumerate(tokens)])
+    finish(runner.site.device)
     return clock() - began
 
 
@@ -81,13 +85,13 @@ def time_reply(runner: Runner, workload: Workload, length: int, clock: Clock) ->
     sampler = Sampler(SamplingParams(temperature=0.0), runner.model.vocab_size, blocked_ids=workload.blocked)
     history = list(workload.prompt)
     began = clock()
-    logits = runner.prefill(0, workload.prompt)
+    logits = fetch(runner.prefill(0, workload.prompt))
     prefilled = clock()
     token = sampler.sample(logits, history).id
     first = clock()
     for _ in range(length - 1):
         history.append(token)
-        logits = runner.decode(0, token, len(history) - 1)
+        logits = fetch(runner.decode(0, token, len(history) - 1))
         token = sampler.sample(logits, history).id
     return ReplyTimes(prefilled - began, first - began, clock() - began)
 
@@ -100,6 +104,7 @@ def _contexts(runner: Runner, workload: Workload, point: DecodePoint, steps: int
         if point.ctx:
             runner.prefill(slot, text[: point.ctx])
         rows.append(text[point.ctx :])
+    finish(runner.site.device)
     return rows
 
 

@@ -93,8 +93,17 @@ class Flags:
     warmups: Annotated[int, NUMBER] = 2
     """Runs before those, which do not count."""
 
+    device: str | None = None
+    """What computes: auto, cpu, gpu, or a number as in gpu:1."""
+
     kv_cache: Annotated[str | None, Parameter(name=["--kv-cache", "--kv-mode"])] = None
     """Cache of keys and values: auto, q8, bf16 or f32."""
+
+    kv_backend: str | None = None
+    """How a GPU gets memory for keys and values: auto, vmm or legacy."""
+
+    tp: Annotated[int | None, WHOLE] = None
+    """Devices that share the model, each with a part of every matrix."""
 
     max_seq: Annotated[int | None, WHOLE] = None
     """Context length in tokens."""
@@ -117,7 +126,8 @@ class Flags:
 
     def settings(self) -> dict[str, Value]:
         """Return the one-shot settings by name."""
-        return {"kv_cache": self.kv_cache, "max_seq": self.max_seq, "threads": self.threads}
+        names = ("device", "tp", "kv_cache", "kv_backend", "max_seq", "threads")
+        return {name: getattr(self, name) for name in names}
 
 
 DEFAULTS = Flags()
@@ -215,9 +225,12 @@ def _facts(local: LocalModel, llm: LLM) -> dict[str, Any]:
         "model": str(local.path),
         "file_bytes": local.nbytes(),
         "architecture": loaded.config.to_hf()["model_type"],
+        "device": loaded.device,
         "threads": loaded.threads,
         "kv_mode": loaded.runner.cache.mode.name,
+        "kv_backend": loaded.kv_backend,
         "max_seq": loaded.max_seq,
+        "memory": loaded.memory(),
         "machine": {
             "platform": host.platform_name(),
             "cpu": host.cpu_facts(),
@@ -243,6 +256,9 @@ def _announce(facts: Mapping[str, Any], plan: BenchPlan) -> None:
         f"runs {plan.runs}, warm-ups {plan.warmups}, "
         f"prompt of {facts['prompt_tokens']} tokens (md5 {facts['prompt_md5']})"
     )
+    backend = "" if facts["kv_backend"] is None else f" ({facts['kv_backend']})"
+    memory = ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes in facts["memory"].items())
+    notice.info(f"on {facts['device']}{backend}: {memory}")
     for line in plan.warnings:
         notice.warning(line)
 

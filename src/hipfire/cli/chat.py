@@ -40,6 +40,7 @@ def chat(
     /,
     *,
     flags: Annotated[ReplyFlags, Parameter(name="*")] = NO_FLAGS,
+    device: str | None = None,
     reasoning: bool | None = None,
     color: bool = True,
 ) -> None:
@@ -52,20 +53,29 @@ def chat(
     model
         Tag or installed name; without it the model that the server has loaded, else serve.default_model, else
         the only one that is installed.
+    device
+        What computes if a server has to be started: auto, cpu, gpu, or a number as in gpu:1.
     reasoning
         Show reasoning on stderr; by default only if that is a terminal.
     color
         --no-color shows plain text instead of drawn Markdown.
     """
     config, given = load_settings(), flags.values()
+    serving = ServeFlags(device=device)
     # a mistake on the command line is found before a server is started
-    for name in given:
-        config.resolve(name, cli=given)
+    for values in (given, serving.values()):
+        for name in values:
+            config.resolve(name, cli=values)
     library = open_library(config)
     found = find_server(config)
+    if found is not None and device is not None:
+        raise ValidationError(
+            f"a server is up at {found.remote.address} and computes where it was told to",
+            hint=f"`hipfire restart --device {device}` replaces it",
+        )
     name = model or _usual_model(config, library, found)
     if found is None:
-        found = _started(config, library, name)
+        found = _started(config, library, name, serving)
     served = served_name(found, library, name)
     if served is None:
         raise ValidationError(
@@ -188,8 +198,8 @@ def _usual_model(config: Config, library: Library, found: Found | None) -> str:
     raise ValidationError("say which model to talk with", hint=hint)
 
 
-def _started(config: Config, library: Library, name: str) -> Found:
+def _started(config: Config, library: Library, name: str, flags: ServeFlags) -> Found:
     """Start a server in the background and return it; what is missing is fetched first."""
     target = Target(own_word(library, installed(library, name)), configured_address(config))
-    health = start_detached(target, ServeFlags())
+    health = start_detached(target, flags)
     return Found(connect(config, target.address), health)

@@ -141,6 +141,9 @@ def _advice(facts: dict[str, Any]) -> list[str]:
         lines.append("torch is not installed: `pip install torch`")
     if facts["gpus"] == []:
         lines.append("torch sees no GPU; hipfire runs on the CPU")
+    for gpu in facts["gpus"] if isinstance(facts["gpus"], list) else ():
+        if gpu["problem"] is not None:
+            lines.append(gpu["problem"])
     quota, cores = facts["cpu"]["quota_cores"], facts["cpu"]["usable_cores"]
     if quota is not None and quota < cores:
         lines.append(
@@ -151,6 +154,12 @@ def _advice(facts: dict[str, Any]) -> list[str]:
     if free is not None and free < LOW_DISK_BYTES:
         lines.append(f"only {size_text(free)} are free where models are kept; HIPFIRE_MODELS_DIR moves them")
     return lines
+
+
+def _gpu_line(gpu: dict[str, Any]) -> str:
+    free = "unusable" if gpu["free_bytes"] is None else f"{size_text(gpu['free_bytes'])} free"
+    total = size_text(gpu["memory_bytes"])
+    return f"{gpu['name']} ({gpu['arch']}), {total}, {free}, driver {gpu['driver']}, {gpu['runtime']}"
 
 
 def _readable(facts: dict[str, Any]) -> dict[str, object]:
@@ -168,7 +177,7 @@ def _readable(facts: dict[str, Any]) -> dict[str, object]:
     shown["kernels"] = f"{kernels['path'] or 'unknown'}, kept in {kernels['kept_in'] or 'memory only'}"
     shown["libraries"] = [f"{name} {found or 'not installed'}" for name, found in facts["libraries"].items()]
     if isinstance(gpus, list):
-        shown["gpus"] = [f"{gpu['name']} ({gpu['arch']}), {size_text(gpu['memory_bytes'])}" for gpu in gpus]
+        shown["gpus"] = [_gpu_line(gpu) for gpu in gpus] or "none"
     shown["models"] = [
         f"{model['name']}  {size_text(model['size_bytes'])}  {model['format']}" for model in facts["models"]
     ]

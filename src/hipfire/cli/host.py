@@ -30,13 +30,14 @@ FEATURES = (
 )
 GPU_SECONDS = 120
 _GPU_PROBE = """
-import json, torch
-gpus = []
-for index in range(torch.cuda.device_count()):
-    facts = torch.cuda.get_device_properties(index)
-    arch = getattr(facts, "gcnArchName", "") or f"sm_{facts.major}{facts.minor}"
-    gpus.append({"name": facts.name, "arch": arch, "memory_bytes": facts.total_memory})
-print(json.dumps(gpus))
+import json
+from hipfire.base.errors import HipfireError
+from hipfire.device.facts import gpu_facts
+try:
+    told = gpu_facts()
+except HipfireError as error:
+    told = error.line()
+print(json.dumps(told))
 """
 
 
@@ -79,7 +80,7 @@ def disk_free(folder: Path) -> int | None:
 
 
 def gpu_facts() -> list[dict[str, Any]] | str:
-    """Return the GPUs that torch sees, or why they are not known.
+    """Return the GPUs that torch sees, as `hipfire.device.facts` tells them, or why they are not known.
 
     A process of its own asks: a broken driver then cannot take this one down.
     """
@@ -89,7 +90,7 @@ def gpu_facts() -> list[dict[str, Any]] | str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"torch could not be asked: {error}"
     try:
-        gpus: list[dict[str, Any]] = json.loads(done.stdout)
+        gpus: list[dict[str, Any]] | str = json.loads(done.stdout)
     except ValueError:
         lines = done.stderr.strip().splitlines()
         return f"torch could not be asked: {lines[-1] if lines else 'it gave no answer'}"

@@ -1,4 +1,4 @@
-"""Loading a model for a command: settings to options, threads, and word of a first run's compiling.
+"""Loading a model for a command: settings to options, threads, and word of what takes a while.
 
 This file does not know what is done with the model.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hipfire.base import env, log
-from hipfire.cli.progress import is_live
+from hipfire.checkpoint.progress import TransferProgress
+from hipfire.cli.progress import is_live, make_progress
 from hipfire.cli.settings import use_threads
 
 if TYPE_CHECKING:
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
 def load_llm(path: Path, value: Callable[[str], Any], *, slots: int = 1) -> LLM:
     """Return the model at `path`, loaded as the settings say; `value` gives a setting by its dotted name."""
     template = value("prompt.chat_template")
+    reading = ReadNote()
     options: dict[str, Any] = {
         "kv_cache": value("memory.kv_cache"),
         "residency": value("memory.weights"),
         "max_seq": value("memory.max_seq"),
         "threads": value("hardware.threads"),
+        "device": value("hardware.device"),
+        "kv_backend": value("memory.kv_backend"),
+        "tp": value("hardware.tp"),
+        "activations": value("hardware.activations"),
         "slots": slots,
         "template_file": Path(template) if template else None,
         "template_dir": env.templates_dir(),
@@ -39,8 +45,9 @@ def load_llm(path: Path, value: Callable[[str], Any], *, slots: int = 1) -> LLM:
         from hipfire.runtime.load import LoadOptions  # noqa: PLC0415
 
         use_threads(options["threads"])
-        return LLM(path, LoadOptions(**options), compiling=CompileNote())
+        return LLM(path, LoadOptions(**options), compiling=CompileNote(), reading=reading)
     finally:
+        reading.close()
         gc.freeze()
         gc.enable()
 
@@ -58,3 +65,22 @@ class CompileNote:
             log.logger().info(f"{text}: {total} to do")
         elif done == total:
             log.logger().info(f"{text}: done")
+
+
+class ReadNote:
+    """Shows on stderr how far the weights are on their way to a GPU."""
+
+    def __init__(self) -> None:
+        self._display: TransferProgress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Say how many bytes of `total` are there."""
+        if self._display is None:
+            self._display = make_progress()
+            self._display.start("reading weights to the GPU", total)
+        self._display.update(done, total)
+
+    def close(self) -> None:
+        """Leave the display as it is; the reading ended, well or not."""
+        if self._display is not None:
+            self._display.finish()

@@ -33,16 +33,24 @@ if TYPE_CHECKING:
     from hipfire.engine.request import Completion
 
 DEFAULT_PROMPT = "Hello"
-# a server has loaded its model already
-LOADING = ("kv_cache", "max_seq", "threads")
+LOADING = ("device", "tp", "kv_cache", "kv_backend", "max_seq", "threads")
 
 
 @dataclass(frozen=True)
 class Overrides(ReplyFlags):
     """Settings for this run alone; the ones of this class are those that a model is loaded with."""
 
+    device: str | None = None
+    """What computes: auto, cpu, gpu, or a number as in gpu:1."""
+
     kv_mode: str | None = None
     """Cache of keys and values: auto, q8, bf16 or f32."""
+
+    kv_backend: str | None = None
+    """How a GPU gets memory for keys and values: auto, vmm or legacy."""
+
+    tp: Annotated[int | None, WHOLE] = None
+    """Devices that share the model, each with a part of every matrix."""
 
     max_seq: Annotated[int | None, WHOLE] = None
     """Context length in tokens."""
@@ -56,7 +64,7 @@ class Routing:
     """Who answers, and what of a server's reply is shown."""
 
     local: Annotated[bool, Parameter(negative="")] = False
-    """Load the model here although a server is up; so do --kv-mode, --max-seq and --threads."""
+    """Load the model here although a server is up; so do the flags that it is loaded with."""
 
     reasoning: bool | None = None
     """Show a server's reasoning on stderr; by default only if that is a terminal."""

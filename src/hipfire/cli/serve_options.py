@@ -39,8 +39,17 @@ SAMPLING = (
 class ServeFlags:
     """Settings for this server alone; None leaves a setting to the files."""
 
+    device: str | None = None
+    """What computes: auto, cpu, gpu, or a number as in gpu:1."""
+
     kv_mode: str | None = None
     """Cache of keys and values: auto, q8, bf16 or f32."""
+
+    kv_backend: str | None = None
+    """How a GPU gets memory for keys and values: auto, vmm or legacy."""
+
+    tp: Annotated[int | None, WHOLE] = None
+    """Devices that share the model, each with a part of every matrix."""
 
     weights: str | None = None
     """How weights are held: auto, panels, decoded or packed."""
@@ -119,6 +128,10 @@ def build_options(
         kv_cache=value("memory.kv_cache"),
         weights=value("memory.weights"),
         threads=value("hardware.threads"),
+        device=value("hardware.device"),
+        kv_backend=value("memory.kv_backend"),
+        tp=value("hardware.tp"),
+        activations=value("hardware.activations"),
         prefill_chunk=value("serve.prefill_chunk"),
         max_queue=value("serve.max_queue"),
         queue_timeout_s=value("serve.queue_timeout_ms") / 1000,
@@ -147,6 +160,7 @@ def settings_for(resolve: Callable[..., Resolved]) -> ModelSettings:
         "max_seq": chosen("memory.max_seq"),
         "kv_mode": chosen("memory.kv_cache"),
         "weights": chosen("memory.weights"),
+        "kv_backend": chosen("memory.kv_backend"),
         "template_file": chosen("prompt.chat_template") or None,
     }
     return ModelSettings(

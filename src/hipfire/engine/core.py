@@ -52,7 +52,7 @@ class EngineCore:
         for warning in self._prompting.warnings:
             logger().warning("%s", warning)
         # what the memory of the load was counted for is the most that a step may take
-        self._chunk = min(limits.prefill_chunk, loaded.runner.chunk)
+        self._chunk = min(limits.prefill_chunk or loaded.runner.chunk, loaded.runner.chunk)
         self._scheduler = Scheduler(
             loaded.runner.cache.slots,
             chunk=self._chunk,

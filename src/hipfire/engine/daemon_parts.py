@@ -58,11 +58,20 @@ class Resident(Protocol):
     def describe(self) -> Mapping[str, Any]:
         """Return the fields of `loaded`."""
 
+    def close(self) -> None:
+        """Give its memory back; it is not used any more, and no turn runs."""
+
     def bench_prefill(self, tokens: int) -> Mapping[str, Any]:
         """Return the fields of `prefill_result`; no turn runs."""
 
     def bench_decode(self, context: int, iterations: int) -> Mapping[str, Any]:
         """Return the fields of `decode_result`; no turn runs."""
+
+    def redline_capture(self, context: int, batch: int) -> Mapping[str, Any]:
+        """Return the fields of `redline_capture_result`; no turn runs."""
+
+    def redline_shadow(self, context: int, positions: int, batch: int) -> Mapping[str, Any]:
+        """Return the fields of `redline_shadow_result`; no turn runs."""
 
 
 class Loader(Protocol):

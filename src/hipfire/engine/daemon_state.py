@@ -39,6 +39,8 @@ from hipfire.engine.wire_messages import (
     Diag,
     Load,
     Ping,
+    RedlineCapture,
+    RedlineShadow,
     Reset,
     Unload,
 )
@@ -73,6 +75,8 @@ class DaemonState:
             Diag: self._diag,
             BenchPrefill: self._bench_prefill,
             BenchDecode: self._bench_decode,
+            RedlineCapture: self._redline_capture,
+            RedlineShadow: self._redline_shadow,
         }
 
     def handle(self, line: bytes) -> None:
@@ -221,6 +225,8 @@ class DaemonState:
             "model_loaded": resident is not None,
             "model": described.get("model"),
             "model_arch": described.get("arch"),
+            "device": described.get("device"),
+            "model_memory": described.get("memory"),
             "turns": len(self._live),
             "integrity": self._integrity,
             "stats": resident.core.stats() if resident is not None else {},
@@ -232,6 +238,14 @@ class DaemonState:
     def _bench_decode(self, message: BenchDecode, _: int | None) -> Reply:
         result = self._bench().bench_decode(message.context_tokens, message.iterations)
         return {"type": "decode_result", **result}
+
+    def _redline_capture(self, message: RedlineCapture, _: int | None) -> Reply:
+        result = self._bench().redline_capture(message.context_tokens, message.batch)
+        return {"type": "redline_capture_result", **result}
+
+    def _redline_shadow(self, message: RedlineShadow, _: int | None) -> Reply:
+        found = self._bench().redline_shadow(message.context_tokens, message.positions, message.batch)
+        return {"type": "redline_shadow_result", **found}
 
     def _bench(self) -> Resident:
         self._require_idle("bench", force=False)
@@ -256,9 +270,13 @@ class DaemonState:
         if self._resident is None:
             return
         self.end(reason)
-        self._resident = None
-        self._integrity = "ok"
-        self._loader.reclaim()
+        resident, self._resident = self._resident, None
+        try:
+            resident.close()
+        finally:
+            del resident
+            self._integrity = "ok"
+            self._loader.reclaim()
 
     def _check(self) -> None:
         """Let the idle core check its books; a fault is told by `diag` and in the log."""

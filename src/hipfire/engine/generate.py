@@ -22,6 +22,7 @@ from hipfire.engine.request import (
 )
 from hipfire.runtime.load import LoadedModel
 from hipfire.runtime.sampler import SampledToken, Sampler
+from hipfire.runtime.waiting import fetch
 from hipfire.text.stops import StopMatcher
 
 
@@ -71,7 +72,7 @@ class Generation:
         runner = self._loaded.runner
         runner.claim(self._slot, self)
         began = time.perf_counter()
-        logits = runner.prefill(self._slot, self._request.prompt)
+        logits = fetch(runner.prefill(self._slot, self._request.prompt))
         self._prefill = time.perf_counter() - began
         reason: FinishReason = "length"
         while len(self._tokens) < self._budget:
@@ -93,7 +94,7 @@ class Generation:
         runner.hold(self._slot, self)
         # only the engine's own work counts: what the reader does between pieces does not
         began = time.perf_counter()
-        logits = runner.decode(self._slot, token, len(self._history) - 1)
+        logits = fetch(runner.decode(self._slot, token, len(self._history) - 1))
         self._decoding += time.perf_counter() - began
         return logits
 

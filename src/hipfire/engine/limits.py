@@ -12,13 +12,14 @@ class CoreLimits:
     """How much the core takes on, and what stands in for what neither a request nor the model says.
 
     `max_queue` turns wait at most, each for `queue_timeout_s` seconds; a ready turn waits `commit_timeout_s`
-    for its commit. Prompts are read `prefill_chunk` tokens at a time. `default_max_tokens` is cut to what the
-    context holds; None means until it is full.
+    for its commit. Prompts are read `prefill_chunk` tokens at a time, at most as many as the model was
+    loaded for; None means that many. `default_max_tokens` is cut to what the context holds; None means until
+    it is full.
     """
 
     max_queue: int = 64
     queue_timeout_s: float = 600.0
-    prefill_chunk: int = 256
+    prefill_chunk: int | None = None
     commit_timeout_s: float = 30.0
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     default_max_tokens: int | None = None

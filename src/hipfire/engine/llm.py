@@ -63,7 +63,8 @@ class LLM:
     `model` is a path (container, GGUF file, safetensors folder) or a tag that `hipfire pull` installed.
     Without `sampling` replies are greedy, hence reproducible. One stream runs at a time: starting another
     ends the first. On a machine's first run kernels are compiled while it loads, which takes half a minute;
-    `compiling` is told how many of how many are done. Raises a HipfireError with a hint if it cannot load.
+    `compiling` is told how many of how many are done, and `reading` how many bytes of how many have gone to
+    a GPU. Raises a HipfireError with a hint if it cannot load.
 
         llm = LLM("smollm2:135m")
         print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
@@ -75,8 +76,13 @@ class LLM:
         options: LoadOptions | None = None,
         *,
         compiling: Callable[[int, int], None] | None = None,
+        reading: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._loaded = load_model(find_model(str(model)), options, compiling=compiling)
+        self._loaded = load_model(find_model(str(model)), options, compiling=compiling, reading=reading)
+
+    def close(self) -> None:
+        """Give the memory of a GPU back; the model cannot be used any more. Nothing happens on the CPU."""
+        self._loaded.close()
 
     @property
     def loaded(self) -> LoadedModel:

@@ -9,6 +9,7 @@ import torch
 
 from hipfire.layers.context import Segment
 from hipfire.runtime.runner import Runner
+from hipfire.runtime.waiting import fetch
 
 
 class Part(NamedTuple):
@@ -20,13 +21,14 @@ class Part(NamedTuple):
 
 
 def run_together(runner: Runner, parts: Sequence[Part]) -> list[torch.Tensor | Exception]:
-    """Run one step; returns for each part the logits [vocab] of its last token, or its error.
+    """Run one step; returns for each part the logits [vocab] of its last token on the host, or its error.
 
     A step that fails as a whole is run again for each sequence alone, which gives the same bytes.
     """
     batch = [(Segment(part.slot, part.start, len(part.tokens)), part.tokens) for part in parts]
     try:
-        return list(runner.step(batch))
+        # one copy for all: sequences that each ask a GPU for their own row would each wait for it
+        return list(fetch(runner.step(batch)))
     except Exception as error:
         if len(parts) == 1:
             return [error]

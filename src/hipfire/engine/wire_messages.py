@@ -10,6 +10,7 @@ from typing import Literal
 
 from hipfire.base.errors import ValidationError
 from hipfire.base.sampling import SamplingParams
+from hipfire.runtime.load_options import device_number
 
 MAX_BENCH = 2**20
 
@@ -30,17 +31,22 @@ class ProcessConfig:
 class LoadParams:
     """How to load a model and run turns on it; a None leaves the choice to the engine.
 
-    `max_seq` is in tokens, `template_file` and `template_dir` are paths, times are in seconds. `sampling` and
-    `max_tokens` stand in where neither a request nor the model's file says. `max_queue` and `queue_timeout_s`
-    of 0 are no limit.
+    `device` is auto, cpu, gpu, or gpu:N, and `tp` how many share the model; `kv_backend` and `activations`
+    concern a GPU, `weights` and `threads` the CPU. `max_seq` is in tokens, `template_file` and
+    `template_dir` are paths, times are in seconds. `sampling` and `max_tokens` stand in where neither a
+    request nor the model's file says. `max_queue` and `queue_timeout_s` of 0 are no limit.
     """
 
     max_seq: int | None = None
     kv_mode: str = "auto"
     weights: Literal["auto", "panels", "decoded", "packed"] = "auto"
     threads: int | None = None
+    device: str = "auto"
+    kv_backend: Literal["auto", "vmm", "legacy"] = "auto"
+    activations: Literal["int8", "float"] = "int8"
+    tp: int = 1
     slots: int = 4
-    prefill_chunk: int = 256
+    prefill_chunk: int | None = None
     template_file: str | None = None
     template_dir: str | None = None
     max_queue: int = 64
@@ -51,12 +57,13 @@ class LoadParams:
 
     def __post_init__(self) -> None:
         _within("params.slots", self.slots, 1, 64)
-        _within("params.prefill_chunk", self.prefill_chunk, 1, 2**20)
+        _within("params.tp", self.tp, 1, 64)
+        device_number(self.device)
         _within("params.max_queue", self.max_queue, 0, 2**20)
         _within("params.queue_timeout_s", self.queue_timeout_s, 0, 31_536_000)
         _within("params.commit_timeout_s", self.commit_timeout_s, 0, 86_400)
-        for name, high in (("max_seq", 2**20), ("threads", 4096), ("max_tokens", 2**20)):
-            value = getattr(self, name)
+        for name in ("max_seq", "threads", "prefill_chunk", "max_tokens"):
+            value, high = getattr(self, name), 4096 if name == "threads" else 2**20
             if value is not None:
                 _within(f"params.{name}", value, 1, high)
 
@@ -128,7 +135,44 @@ class BenchDecode:
         _within("iterations", self.iterations, 1, MAX_BENCH)
 
 
-Message = Configure | Ping | Load | Unload | Reset | Diag | BenchPrefill | BenchDecode
+@dataclass(frozen=True, slots=True)
+class RedlineCapture:
+    """Record a step of `batch` sequences after prompts of so many tokens, and tell what it is known by."""
+
+    context_tokens: int = 16
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        _within("context_tokens", self.context_tokens, 1, MAX_BENCH)
+        _within("batch", self.batch, 1, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class RedlineShadow:
+    """Compare so many steps, taken three ways, byte for byte."""
+
+    context_tokens: int = 16
+    positions: int = 15
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        _within("context_tokens", self.context_tokens, 1, MAX_BENCH)
+        _within("positions", self.positions, 1, 4096)
+        _within("batch", self.batch, 1, 64)
+
+
+Message = (
+    Configure
+    | Ping
+    | Load
+    | Unload
+    | Reset
+    | Diag
+    | BenchPrefill
+    | BenchDecode
+    | RedlineCapture
+    | RedlineShadow
+)
 MESSAGES: dict[str, type[Message]] = {
     "configure": Configure,
     "ping": Ping,
@@ -138,6 +182,8 @@ MESSAGES: dict[str, type[Message]] = {
     "diag": Diag,
     "bench_prefill": BenchPrefill,
     "bench_decode": BenchDecode,
+    "redline_capture": RedlineCapture,
+    "redline_shadow": RedlineShadow,
 }
 
 

@@ -1,63 +1,65 @@
 """Loading: from a path to a model with its tokenizer, template and caches, or one clear refusal.
 
 Everything that can be refused is refused before memory is taken: the format of the file, the architecture
-and its config, the tokenizer against the embedding, the cache mode, and the memory plan.
+and its config, the tokenizer against the embedding, the device, the cache mode, and the memory plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
+from typing import Literal, Protocol
 
 import torch
 
 from hipfire.base.cpu import usable_threads
-from hipfire.base.errors import ValidationError
 from hipfire.base.types import TextAssets
-from hipfire.cache.kv import KvCache, KvMode, kv_mode
-from hipfire.checkpoint.names import NamedCheckpoint
-from hipfire.checkpoint.source import Checkpoint, open_checkpoint
+from hipfire.cache.kv import KvCache
+from hipfire.checkpoint.source import open_checkpoint
+from hipfire.device.pool import PoolCounters
 from hipfire.kernels.cpu.build import compile_kernels, start_engine
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.launch import Launcher
 from hipfire.models.family import Model, ModelConfig, ModelFamily
 from hipfire.runtime.admission import MemoryPlan, admit, available_memory, fits, plan_memory
-from hipfire.runtime.identify import named_checkpoint, read_config, unused_tensors
-from hipfire.runtime.runner import PREFILL_CHUNK, Runner
-from hipfire.runtime.templates import Templates, load_templates
+from hipfire.runtime.describe import Description, describe
+from hipfire.runtime.devices import choose_gpu
+from hipfire.runtime.load_options import PREFILL_CHUNK, LoadOptions
+from hipfire.runtime.parallel_weights import Shard, planned_shard
+from hipfire.runtime.runner import Runner
+from hipfire.runtime.shard import whole_config
+from hipfire.runtime.templates import Templates
 from hipfire.runtime.weights import CheckpointWeights, Residency, resident_nbytes
 from hipfire.text.tokenizer import Tokenizer
 
-# the context that a load takes unless told otherwise, where the model itself allows more
-DEFAULT_MAX_SEQ = 32768
+__all__ = ["LoadOptions", "LoadedModel", "OnGpu", "check_load", "load_model"]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """What a caller may choose about a load; None and `auto` leave the choice to hipfire."""
+class OnGpu(Protocol):
+    """A model on a GPU."""
 
-    kv_cache: str = "auto"
-    max_seq: int | None = None
-    slots: int = 1
-    residency: Literal["auto", "panels", "decoded", "packed"] = "auto"
-    threads: int | None = None
-    prefill_chunk: int = PREFILL_CHUNK
-    template_file: Path | None = None
-    template_dir: Path | None = None
+    runner: Runner
+    plan: MemoryPlan
+    name: str
+    kv_backend: Literal["vmm", "legacy"]
 
-    def __post_init__(self) -> None:
-        if self.residency not in ("auto", "panels", "decoded", "packed"):
-            raise ValidationError(
-                f"residency {self.residency!r} is unknown", hint="use auto, panels, decoded or packed"
-            )
-        for name in ("slots", "prefill_chunk", "max_seq", "threads"):
-            value = getattr(self, name)
-            if name in ("max_seq", "threads") and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValidationError(f"{name} is {value!r} but must be an integer of at least 1")
+    def held(self) -> int:
+        """Return the bytes of device memory that it has now and that `close` gives back."""
+
+    def counters(self) -> PoolCounters:
+        """Return how many blocks of device memory were taken, and how many are held."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class Partners(Protocol):
+    """Processes that hold parts of a model."""
+
+    def close(self) -> None:
+        """End them."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class LoadedModel:
     Any of `end_ids` ends a turn: those of the tokenizer and those that a template writes.
     `templates` is None for a base model.
     `unknown_tensors` are names in the file that the model has no use for.
+    `partners` hold the other parts of a model that is spread over devices; `model` and `plan` are one part.
     """
 
     path: Path
@@ -79,8 +82,38 @@ class LoadedModel:
     end_ids: frozenset[int]
     assets: TextAssets
     plan: MemoryPlan
-    residency: Residency
+    residency: Residency | Literal["device"]
     unknown_tensors: tuple[str, ...]
+    on_gpu: OnGpu | None = None
+    partners: Partners | None = None
+
+    @property
+    def device(self) -> str:
+        """Return what computes: `cpu`, or the name of a GPU."""
+        return "cpu" if self.on_gpu is None else self.on_gpu.name
+
+    def close(self) -> None:
+        """Give memory of GPUs back and end other processes; the model cannot be used any more.
+
+        Nothing happens to a model that is in this process on the CPU.
+        """
+        try:
+            if self.on_gpu is not None:
+                self.on_gpu.close()
+        finally:
+            if self.partners is not None:
+                self.partners.close()
+
+    @property
+    def kv_backend(self) -> Literal["vmm", "legacy"] | None:
+        """Return how a GPU gets memory for keys and values; None on the CPU."""
+        return None if self.on_gpu is None else self.on_gpu.kv_backend
+
+    def memory(self) -> dict[str, int]:
+        """Return the planned bytes by purpose, and on a GPU, as `held`, those that are taken by now."""
+        plan = self.plan
+        figures = {"weights": plan.weights, "caches": plan.caches, "scratch": plan.scratch}
+        return figures if self.on_gpu is None else {**figures, "held": self.on_gpu.held()}
 
     @property
     def threads(self) -> int:
@@ -95,51 +128,53 @@ class LoadedModel:
 
 
 def load_model(
-    path: Path, options: LoadOptions | None = None, *, compiling: Callable[[int, int], None] | None = None
+    path: Path,
+    options: LoadOptions | None = None,
+    *,
+    compiling: Callable[[int, int], None] | None = None,
+    reading: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Load the model at `path`: an HFQM container, a GGUF file, or a folder of safetensors.
 
     Raises ArtifactError, UnsupportedError, ValidationError or MemoryLimitError. Whatever the descriptions
     tell is refused before memory is taken; damage inside a tensor shows when its turn comes, and leaves
     nothing behind. Kernels that this machine has not compiled yet are compiled before this returns;
-    `compiling` is told how many of how many are done.
+    `compiling` is told how many of how many are done. `reading` is told how many bytes of how many have gone
+    to a GPU; what it raises ends the load, and nothing stays behind.
+
+    With `tp` other processes are started, which load their parts at the same time.
     """
     options = options or LoadOptions()
+    if options.tp == 1:
+        return load_shard(path, options, compiling=compiling, reading=reading)
+    check_load(path, options)
+    gpu = choose_gpu(options)
+    with _parallel().start_crew(path, options, None if gpu is None else gpu.index) as crew:
+        loaded = load_shard(path, crew.options, crew.shard, compiling=compiling, reading=reading)
+        runner: Runner = crew.lead(loaded)
+    return replace(loaded, runner=runner, partners=crew)
+
+
+def load_shard(
+    path: Path,
+    options: LoadOptions,
+    shard: Shard | None = None,
+    *,
+    compiling: Callable[[int, int], None] | None = None,
+    reading: Callable[[int, int], None] | None = None,
+) -> LoadedModel:
+    """Load into this process, as `load_model`; with `shard` only a part of the model."""
     # packed weights keep their pages mapped after the checkpoint is closed
     with open_checkpoint(path) as checkpoint:
-        found = _describe(checkpoint, path, options)
-        config, tokenizer, templates = found.config, found.tokenizer, found.templates
+        gpu = choose_gpu(options)
+        found = _part(describe(checkpoint, path, options, on_gpu=gpu is not None), shard)
+        if gpu is not None:
+            on_gpu: OnGpu = _gpu_loading().load_on_gpu(found, options, gpu, reading)
+            return _loaded(path, found, on_gpu.runner, on_gpu.plan, "device", on_gpu)
         plan, residency = _admit(found, options, available_memory())
-        engine = start_engine(options.threads or usable_threads()) if residency == "panels" else None
-        weights = CheckpointWeights(
-            found.named,
-            heads=config.sizes.heads,
-            kv_heads=config.sizes.kv_heads,
-            residency=residency,
-            engine=engine,
-        )
-        with torch.inference_mode():
-            model = found.family.build(config, weights)
-            cache = KvCache(config.cache_specs(), mode=found.mode, slots=options.slots, max_seq=found.max_seq)
-    runner = Runner(model, cache, _launcher(engine), chunk=options.prefill_chunk)
+        runner = _on_cpu(found, options, residency)
     compile_kernels(runner.kernels(), compiling)
-    ends = frozenset[int]()
-    if templates is not None:
-        ends = tokenizer.turn_end_ids(templates.chat.source) | tokenizer.turn_end_ids(templates.tools.source)
-    return LoadedModel(
-        path=path,
-        family=found.family,
-        config=config,
-        model=model,
-        runner=runner,
-        tokenizer=tokenizer,
-        templates=templates,
-        end_ids=tokenizer.eos_ids | ends,
-        assets=found.assets,
-        plan=plan,
-        residency=residency,
-        unknown_tensors=found.unknown_tensors,
-    )
+    return _loaded(path, found, runner, plan, residency)
 
 
 def check_load(path: Path, options: LoadOptions | None = None, *, freed: int = 0) -> MemoryPlan:
@@ -148,62 +183,81 @@ def check_load(path: Path, options: LoadOptions | None = None, *, freed: int = 0
     `freed` bytes count as available: those that will be given back before the load. Raises as `load_model`.
     """
     options = options or LoadOptions()
+    shard = None if options.tp == 1 else planned_shard(options.tp)
     with open_checkpoint(path) as checkpoint:
-        found = _describe(checkpoint, path, options)
+        gpu = choose_gpu(options)
+        found = _part(describe(checkpoint, path, options, on_gpu=gpu is not None), shard)
+        if gpu is not None:
+            needed: MemoryPlan = _gpu_loading().check_on_gpu(found, options, gpu, freed)
+            return needed
         plan, _ = _admit(found, options, available_memory() + freed)
     return plan
 
 
-@dataclass(frozen=True)
-class _Described:
-    """What the descriptions in a checkpoint tell, checked against the options."""
-
-    family: ModelFamily
-    config: ModelConfig
-    named: NamedCheckpoint
-    mode: KvMode
-    max_seq: int
-    assets: TextAssets
-    tokenizer: Tokenizer
-    templates: Templates | None
-    unknown_tensors: tuple[str, ...]
+def _part(found: Description, shard: Shard | None) -> Description:
+    return found if shard is None else shard.of(found)
 
 
-def _describe(checkpoint: Checkpoint, path: Path, options: LoadOptions) -> _Described:
-    mode = kv_mode(options.kv_cache)
-    family, config = read_config(checkpoint)
-    named = named_checkpoint(checkpoint, family, config)
-    unknown = unused_tensors(named, config)
-    max_seq = _context(options, config)
-    assets = checkpoint.text_assets()
-    tokenizer = Tokenizer.from_assets(assets, config.sizes.vocab_size)
-    templates = load_templates(
-        assets,
-        tokenizer,
-        path,
-        override_file=options.template_file,
-        user_dir=options.template_dir,
+def _parallel() -> ModuleType:
+    from hipfire.runtime import parallel  # noqa: PLC0415 - torch.distributed is slow to import, or not there
+
+    return parallel
+
+
+def _gpu_loading() -> ModuleType:
+    from hipfire.runtime import gpu_load  # noqa: PLC0415 - imports Triton, which exists where a GPU is
+
+    return gpu_load
+
+
+def _on_cpu(found: Description, options: LoadOptions, residency: Residency) -> Runner:
+    """Bring the model into memory, with a runner on the CPU."""
+    config = found.config
+    engine = start_engine(options.threads or usable_threads()) if residency == "panels" else None
+    weights = CheckpointWeights(
+        found.named,
+        heads=config.sizes.heads,
+        kv_heads=config.sizes.kv_heads,
+        residency=residency,
+        engine=engine,
     )
-    return _Described(family, config, named, mode, max_seq, assets, tokenizer, templates, tuple(unknown))
+    with torch.inference_mode():
+        model = found.family.build(config, weights)
+        cache = KvCache(config.cache_specs(), mode=found.mode, slots=options.slots, max_seq=found.max_seq)
+    launcher = Launcher(engines={} if engine is None else {"numba": engine})
+    return Runner(model, cache, launcher, chunk=options.prefill_chunk or PREFILL_CHUNK)
 
 
-def _launcher(engine: CpuEngine | None) -> Launcher:
-    return Launcher(engines={} if engine is None else {"numba": engine})
+def _loaded(
+    path: Path,
+    found: Description,
+    runner: Runner,
+    plan: MemoryPlan,
+    residency: Residency | Literal["device"],
+    on_gpu: OnGpu | None = None,
+) -> LoadedModel:
+    ends, templates = frozenset[int](), found.templates
+    if templates is not None:
+        tokenizer = found.tokenizer
+        ends = tokenizer.turn_end_ids(templates.chat.source) | tokenizer.turn_end_ids(templates.tools.source)
+    return LoadedModel(
+        path=path,
+        family=found.family,
+        config=whole_config(found.config),
+        model=runner.model,
+        runner=runner,
+        tokenizer=found.tokenizer,
+        templates=templates,
+        end_ids=found.tokenizer.eos_ids | ends,
+        assets=found.assets,
+        plan=plan,
+        residency=residency,
+        unknown_tensors=found.unknown_tensors,
+        on_gpu=on_gpu,
+    )
 
 
-def _context(options: LoadOptions, config: ModelConfig) -> int:
-    limit = config.sizes.max_positions
-    if options.max_seq is None:
-        return min(limit, DEFAULT_MAX_SEQ)
-    if not 1 <= options.max_seq <= limit:
-        raise ValidationError(
-            f"max_seq = {options.max_seq} but this model handles 1 to {limit} tokens",
-            hint="lower memory.max_seq or leave it out",
-        )
-    return options.max_seq
-
-
-def _admit(found: _Described, options: LoadOptions, available: int) -> tuple[MemoryPlan, Residency]:
+def _admit(found: Description, options: LoadOptions, available: int) -> tuple[MemoryPlan, Residency]:
     config = found.config
     stored = [found.named.require(name, shape).info for name, shape in config.tensors().items()]
 
@@ -215,7 +269,7 @@ def _admit(found: _Described, options: LoadOptions, available: int) -> tuple[Mem
             mode=found.mode,
             slots=options.slots,
             max_seq=found.max_seq,
-            chunk=options.prefill_chunk,
+            chunk=options.prefill_chunk or PREFILL_CHUNK,
             residency=residency,
         )
 

@@ -106,11 +106,11 @@ class Sampler:
         row = self._row(logits)
         early = self._generated < self._min_tokens
         blocked = self._blocked_early if early else self._blocked
-        plain = allowed is None and not blocked.size and not self._biased.size
-        if self._params.greedy and not self._params.penalizes and plain:
-            token = int((row.numpy() if row.is_cpu else row).argmax())  # numpy's is ten times as fast
+        plain = self._params.greedy and not self._params.penalizes and not self._biased.size
+        token = int((row.numpy() if row.is_cpu else row).argmax()) if plain else -1  # numpy's is fast
+        if plain:
             _check_peak(float(row[token].item()))
-        else:
+        if token < 0 or token in blocked or not (allowed is None or allowed[token]):
             token = self._choose(self._load(row), history, blocked, allowed)
         logprob = None
         if self._wants_logprob:

@@ -44,14 +44,14 @@ def no_settings(model: LocalModel) -> ModelSettings:
 class ServeOptions:
     """How to serve. Raises ValidationError (field, value, what is allowed) when constructed.
 
-    Times are seconds and 0 switches a limit off. `model` is loaded at start if `prewarm`; requests name
-    their own. `max_seq`, `kv_cache`, `weights`, `threads`, `slots` and `prefill_chunk` are what the engine
-    loads models with. `token_file` holds the bearer token that every request but GET /health must show;
-    binding to other than a loopback address needs one, or `allow_open_bind`. `allow_origins` names web
-    origins other than this machine's whose pages may use the server. `allow_request_paths` lets a request
-    name a model by its path. `normalize` tidies the whitespace of what users and systems say. A
-    `daemon_command` of None is the usual engine. `settings_of` tells what is set for one model; where it
-    says nothing, the request, the model file and then `default_*` decide.
+    Times are seconds and 0 switches a limit off. `model` is loaded at start if `prewarm`; requests name their
+    own. `device`, `max_seq`, `kv_cache`, `kv_backend`, `tp`, `activations`, `weights`, `threads`, `slots`
+    and `prefill_chunk` are what the engine loads models with. `token_file` holds the bearer token that every
+    request but GET /health must show; binding to other than a loopback address needs one, or
+    `allow_open_bind`. `allow_origins` names web origins other than this machine's whose pages may use the
+    server. `allow_request_paths` lets a request name a model by its path. `normalize` tidies the whitespace
+    of what users and systems say. A `daemon_command` of None is the usual engine. `settings_of` tells what is
+    set for one model; where it says nothing, the request, the model file and then `default_*` decide.
     """
 
     host: str = "127.0.0.1"
@@ -64,7 +64,11 @@ class ServeOptions:
     kv_cache: str = "auto"
     weights: str = "auto"
     threads: int | None = None
-    prefill_chunk: int = 256
+    device: str = "auto"
+    kv_backend: str = "auto"
+    tp: int = 1
+    activations: str = "int8"
+    prefill_chunk: int | None = None
     max_queue: int = 64
     queue_timeout_s: float = 600.0
     request_timeout_s: float = 0.0
@@ -91,7 +95,7 @@ class ServeOptions:
         # 0 lets the system choose a port, which run_server's `ready` tells
         _within("port", self.port, 0, 65535)
         _within("slots", self.slots, 1, 64)
-        _within("prefill_chunk", self.prefill_chunk, 1, 2**20)
+        _within("prefill_chunk", self.prefill_chunk or 1, 1, 2**20)
         _within("max_queue", self.max_queue, 0, 2**20)
         _within("max_request_bytes", self.max_request_bytes, MIN_REQUEST_BYTES, 4 * 2**30)
         _within("max_connections", self.max_connections, 1, 2**20)
