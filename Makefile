@@ -6,7 +6,7 @@ MODEL ?= smollm2:135m
 PROMPT ?= Name the capital of France.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test lint types bench peers prove docs models compare clean
+.PHONY: setup run test lint types compile redline bench peers prove docs models compare clean
 
 setup: $(VENV)/.dev
 
@@ -35,6 +35,14 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+# every GPU kernel, compiled for AMD and NVIDIA where no GPU is: no spills, and the instructions that were meant
+compile: setup
+	$(BIN)/python scripts/compile_kernels.py
+
+# proof that replayed decode steps change no byte, on the CPU: panels are how it holds weights
+redline: models
+	$(BIN)/python -m hipfire.validate.redline_harness --model $(MODEL) --weights panels --batch 1 2 --measures 0
 
 # real models for the tests marked `real`; without a network those tests are reported as not run
 models: setup
