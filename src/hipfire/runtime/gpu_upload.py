@@ -43,13 +43,6 @@ class Upload:
             part = data[first : first + step]
             yield first, self._send(part.reshape(-1)).view(part.shape[0], width)
 
-    def bytes(self, data: torch.Tensor) -> torch.Tensor:
-        """Return uint8 `data` [n] on the device, in memory of its own."""
-        target = torch.empty_like(data, device=self._device[0].device)
-        for first, part in self.pieces(data.view(-1, 1)):
-            target[first : first + part.shape[0]] = part.view(-1)
-        return target
-
     def passed(self, nbytes: int) -> None:
         """Count bytes that were read; callers tell here of those that go another way."""
         if self._progress is not None:
@@ -60,13 +53,13 @@ class Upload:
         self._turn = 1 - turn
         waiting = self._done[turn]
         if waiting is not None:
-            # the copy and what was launched on the piece two turns ago
+            # until the copy two turns ago has been made, its source is still being read
             waiting.synchronize()
         host, target = self._host[turn][: part.numel()], self._device[turn][: part.numel()]
         host.copy_(part)
         target.copy_(host, non_blocking=True)
         if target.is_cuda:
-            # recorded before the caller's launches: the other buffer's are in front of the next copy anyway
+            # what is launched on a piece is in front of the next copy into its memory, on the same stream
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._done[turn] = event

@@ -126,7 +126,8 @@ class GpuWeights:
         info, change = self._find(name, (size,))
         target = self._taker(name)((size,), torch.float32)
         if self._upload is not None:
-            values = format_of(info.qtype).dense(mapped_tensor(self.named.checkpoint.raw(info.name)), 1, size)
+            data = mapped_tensor(self.named.checkpoint.raw(info.name))
+            values = self._named(info, lambda: format_of(info.qtype).dense(data, 1, size))
             if not bool(torch.isfinite(values).all()):
                 raise self._damaged(info, 0)
             target.copy_(values.view(size) - 1.0 if change == "minus_one" else values.view(size))
@@ -200,8 +201,12 @@ class GpuWeights:
         target[first : first + len(part)].copy_(part.to(target.dtype))
 
     def _decoded(self, info: TensorInfo, fmt: WeightFormat, data: torch.Tensor, rows: int) -> torch.Tensor:
+        return self._named(info, lambda: fmt.decode(data, rows, info.rows_cols[1]))
+
+    def _named(self, info: TensorInfo, decode: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Run `decode`; a format knows what is wrong with the bytes, but not whose they are."""
         try:
-            return fmt.decode(data, rows, info.rows_cols[1])
+            return decode()
         except ArtifactError as error:
             raise ArtifactError(
                 error.message,
