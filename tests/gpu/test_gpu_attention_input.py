@@ -17,7 +17,7 @@ from hipfire.kernels.block_cache import (
     q8_row_encode,
     q8_row_nbytes,
 )
-from hipfire.kernels.gpu import attention_input
+from hipfire.kernels.gpu import attention_input, rowwise
 from hipfire.kernels.gpu.attention_input import block_input, block_input_kernel, block_input_q8
 from hipfire.kernels.gpu.rope import angles_kernel, rope_angles
 from hipfire.kernels.gpu.target import INTERPRETED
@@ -110,13 +110,13 @@ def test_many_tokens_share_programs_among_heads(mode: str, monkeypatch: pytest.M
 
 
 def test_large_steps_return_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_input, "ROWS_FLOAT32", 2)
+    monkeypatch.setattr(rowwise, "ROWS_FLOAT32", 2)
     _, _, result = _run("q8", 1, 1, 64, rows=ROWS[:3])
     assert result.dtype == torch.bfloat16
 
 
 def test_exact_engines_keep_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_input, "ROWS_FLOAT32", 2)
+    monkeypatch.setattr(rowwise, "ROWS_FLOAT32", 2)
     tokens = 3
     x = torch.randn(tokens, 1, 64, device=DEVICE)
     rows = torch.stack((torch.zeros(tokens), torch.arange(tokens)), dim=1).long().to(DEVICE)
