@@ -35,7 +35,7 @@ def attention_input_ref(
     int64 [T, 2] holds the slot and position of every token; `keys` and `values` are caches of a plain type,
     as `kv_write_ref` takes them.
     """
-    return _enter(kv_write_ref, q, k, v, rows, cos, sin, keys, values, q_weight, k_weight, eps, offset)
+    return enter_ref(kv_write_ref, q, k, v, rows, cos, sin, keys, values, q_weight, k_weight, eps, offset)
 
 
 def attention_input_q8_ref(
@@ -53,10 +53,10 @@ def attention_input_q8_ref(
     offset: float = 0.0,
 ) -> torch.Tensor:
     """Do the same for caches in q8."""
-    return _enter(kv_write_q8_ref, q, k, v, rows, cos, sin, keys, values, q_weight, k_weight, eps, offset)
+    return enter_ref(kv_write_q8_ref, q, k, v, rows, cos, sin, keys, values, q_weight, k_weight, eps, offset)
 
 
-def _enter(
+def enter_ref(
     write: Write,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -71,6 +71,7 @@ def _enter(
     eps: float,
     offset: float,
 ) -> torch.Tensor:
+    """Do what `attention_input_ref` says; `write(cache, rows, x)` stores x [T, KV, D] in a cache."""
     if q_weight is not None:
         q = rms_norm_ref(q, q_weight, eps, offset)
     if k_weight is not None:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hipfire.kernels.attention import attention_ref
+from hipfire.kernels.attention_input import enter_ref
 from hipfire.kernels.kv_cache import Q8_BYTES, Q8_ELEMENTS, q8_encode, runs
 from hipfire.kernels.launch import Op
-from hipfire.kernels.rms_norm import rms_norm_ref
-from hipfire.kernels.rope import rope_ref
 
 # positions in a block
 BLOCK = 256
@@ -80,7 +79,7 @@ def block_input_ref(
     `rows` int64 [T, 2] holds the slot and position of every token; `keys` and `values` are blocked caches of
     float32 or bfloat16. Queries are float32; kernels may return bfloat16 in prefill steps.
     """
-    return _enter(_plain, q, k, v, rows, cos, sin, keys, values, q_weight, k_weight, eps, offset)
+    return enter_ref(_write, q, k, v, rows, cos, sin, keys, values, q_weight, k_weight, eps, offset)
 
 
 def block_input_q8_ref(
@@ -98,37 +97,20 @@ def block_input_q8_ref(
     offset: float = 0.0,
 ) -> torch.Tensor:
     """Do the same for blocked caches in q8, uint8; 32 | D."""
-    return _enter(q8_row_encode, q, k, v, rows, cos, sin, keys, values, q_weight, k_weight, eps, offset)
+    return enter_ref(_write_q8, q, k, v, rows, cos, sin, keys, values, q_weight, k_weight, eps, offset)
 
 
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    return x.flatten(1)
+def _write(cache: torch.Tensor, rows: torch.Tensor, x: torch.Tensor) -> None:
+    _store(cache, rows, x.flatten(1))
 
 
-def _enter(
-    encode: Rows,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rows: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    offset: float,
-) -> torch.Tensor:
-    if q_weight is not None:
-        q = rms_norm_ref(q, q_weight, eps, offset)
-    if k_weight is not None:
-        k = rms_norm_ref(k, k_weight, eps, offset)
+def _write_q8(cache: torch.Tensor, rows: torch.Tensor, x: torch.Tensor) -> None:
+    _store(cache, rows, q8_row_encode(x))
+
+
+def _store(cache: torch.Tensor, rows: torch.Tensor, stored: torch.Tensor) -> None:
     slots, positions = rows[:, 0], rows[:, 1]
-    place = (slots, positions // BLOCK, positions % BLOCK)
-    keys[place] = encode(rope_ref(k, cos, sin)).to(keys.dtype)
-    values[place] = encode(v).to(values.dtype)
-    return rope_ref(q, cos, sin)
+    cache[slots, positions // BLOCK, positions % BLOCK] = stored.to(cache.dtype)
 
 
 def block_attention_ref(

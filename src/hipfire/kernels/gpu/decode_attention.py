@@ -14,6 +14,7 @@ import triton.language as tl
 
 from hipfire.kernels.gpu.engine import GpuEngine
 from hipfire.kernels.gpu.kv_tiles import (
+    STRIDE_TYPES,
     cache_strides,
     chunked_scores,
     expand_tile,
@@ -340,9 +341,7 @@ _ARGUMENTS = {
     "stats_ptr": "*fp32",
     "scale": "fp32",
     "width": "i32",
-    **dict.fromkeys(
-        ("key_slot_stride", "key_block_stride", "value_slot_stride", "value_block_stride"), "i32"
-    ),
+    **STRIDE_TYPES,
 }
 _ALIGNED = frozenset(name for name in _ARGUMENTS if name.endswith(("_stride", "width")))
 

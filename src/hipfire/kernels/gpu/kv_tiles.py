@@ -192,6 +192,12 @@ def chunked_scores(
     return scores
 
 
+# the names that kernels have for the strides of caches, with their types for OFFLINE
+STRIDE_TYPES = dict.fromkeys(
+    ("key_slot_stride", "key_block_stride", "value_slot_stride", "value_block_stride"), "i32"
+)
+
+
 def cache_strides(keys: torch.Tensor, values: torch.Tensor) -> dict[str, int]:
     """Return the strides of slots and blocks of caches, by the names that kernels have for them."""
     return {

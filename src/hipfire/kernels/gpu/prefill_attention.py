@@ -15,6 +15,7 @@ import triton.language as tl
 from hipfire.kernels.block_cache import TILE
 from hipfire.kernels.gpu.engine import GpuEngine
 from hipfire.kernels.gpu.kv_tiles import (
+    STRIDE_TYPES,
     cache_strides,
     chunked_scores,
     expand_tile,
@@ -232,9 +233,7 @@ _ARGUMENTS = {
     "out_ptr": "*bf16",
     "scale": "fp32",
     "width": "i32",
-    **dict.fromkeys(
-        ("key_slot_stride", "key_block_stride", "value_slot_stride", "value_block_stride"), "i32"
-    ),
+    **STRIDE_TYPES,
 }
 _ALIGNED = frozenset(name for name in _ARGUMENTS if name.endswith(("_stride", "width")))
 
