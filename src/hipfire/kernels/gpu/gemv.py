@@ -16,7 +16,7 @@ from hipfire.kernels.gpu.elementwise import gelu_tanh, silu
 from hipfire.kernels.gpu.engine import GpuEngine
 from hipfire.kernels.gpu.offline import Offline
 from hipfire.kernels.gpu.prepare import Prepared
-from hipfire.kernels.gpu.target import begin_launch, dot4
+from hipfire.kernels.gpu.target import TargetName, begin_launch, dot4
 from hipfire.kernels.packed import PACKED_LAYOUTS, PackedLayout, PackedMatrix
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu_pytorch_tanh": 2}
@@ -120,12 +120,12 @@ def _word_dot(
     BITS: tl.constexpr, OFFSET: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
     even, odd = _bytes(a, b, BITS, OFFSET)
-    # every row loads the activations anew: the lanes of a warp that want one word get it at once
+    # a lane has the same columns of all rows, so it loads their activations once
     at = m * (units * 8) + word * units + unit
-    x_even = tl.load(x_ptr + at, mask=mask, other=0)
-    x_odd = tl.load(x_ptr + at + units * 4, mask=mask, other=0)
-    even = tl.broadcast_to(even, x_even.shape)
-    odd = tl.broadcast_to(odd, x_odd.shape)
+    x_even = tl.broadcast_to(tl.load(x_ptr + at, mask=mask, other=0), products.shape)
+    x_odd = tl.broadcast_to(tl.load(x_ptr + at + units * 4, mask=mask, other=0), products.shape)
+    even = tl.broadcast_to(even, products.shape)
+    odd = tl.broadcast_to(odd, products.shape)
     return dot4(odd, x_odd, dot4(even, x_even, products, TARGET), TARGET)
 
 
@@ -139,7 +139,7 @@ def _multiply(
     a0, b0, a1, b1, a2, b2, a3, b3, scale, minimum, second = tile
     zero = tl.zeros((M, ROWS, QUADS, 4), tl.int32)
     m = tl.arange(0, M)[:, None, None, None]
-    unit = quad * 4 + tl.arange(0, 4)[None, None, None, :] + zero
+    unit = quad * 4 + tl.arange(0, 4)[None, None, None, :]
     here = (unit < units) & (m < tokens)
     products = _word_dot(
         x_ptr, m, 0, unit, here, units, a0, b0, zero, BITS=BITS, OFFSET=OFFSET, TARGET=TARGET
@@ -175,16 +175,18 @@ def _multiply(
 
 
 @triton.jit
-def _turns(blocks, chunks, programs):
-    """Return how many tiles are this program's. No matrix has 2^30, so 32 bits count them."""
-    turns = tl.cdiv(tl.maximum(blocks - tl.program_id(0), 0), programs).to(tl.int64) * chunks
-    return tl.minimum(turns, 1 << 30).to(tl.int32)
-
-
-@triton.jit
-def _block_of(number, programs, blocks):
-    """Return the block of rows that is this program's by `number`; where there is none, any number."""
-    return tl.program_id(0) + tl.minimum(number, blocks // programs) * programs
+def _finish(
+    out_ptr, acc, block, tokens, rows, out_stride,
+    ACTIVATION: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Add up what the lanes have of a block of rows, activate it, and store it."""
+    total = tl.sum(acc, axis=2)
+    if ACTIVATION != 0:
+        first, second = tl.split(tl.permute(tl.reshape(total, (M, 2, ROWS)), (0, 2, 1)))
+        total = gate(first, ACTIVATION) * second
+    row = block * ROWS + tl.arange(0, ROWS)
+    m = tl.arange(0, M)[:, None]
+    tl.store(out_ptr + m * out_stride + row[None, :], total, mask=(m < tokens) & (row < rows)[None, :])
 
 
 @triton.jit
@@ -201,8 +203,9 @@ def _gemv(
     chunks = tl.cdiv(units, 4 * QUADS)
     blocks = tl.cdiv(rows, ROWS)
     programs = tl.num_programs(0)
-    turns = _turns(blocks, chunks, programs)
-    in_block = tl.program_id(0) * ROWS + lane % ROWS
+    block = tl.program_id(0)
+    chunk = block * 0
+    in_block = block * ROWS + lane % ROWS
     row = (in_block + lane // ROWS * rows).to(tl.int64)[None, :, None, None]
     valid = (in_block < rows)[None, :, None, None]
     quad = tl.arange(0, QUADS)[None, None, :, None]
@@ -213,14 +216,20 @@ def _gemv(
     # the first weights are on their way: only now is it time to wait for the activations
     begin_launch(TARGET)
     acc = tl.zeros((M, TILE, QUADS), tl.float32)
-    for turn in range(turns):
+    while block < blocks:
+        # neither is larger, which bounds offsets
+        block = tl.minimum(tl.maximum(block, 0), blocks)
+        chunk = tl.minimum(tl.maximum(chunk, 0), chunks)
+        quad = chunk * QUADS + tl.arange(0, QUADS)[None, None, :, None]
         # the next tile is asked for before this one is used, so that memory is never idle
-        later = turn + 1
-        next_block = _block_of(later // chunks, programs, blocks)
+        next_chunk = chunk + 1
+        ends = next_chunk == chunks
+        next_chunk = tl.where(ends, 0, next_chunk)
+        next_block = tl.where(ends, tl.minimum(block + programs, blocks), block)
         next_in_block = next_block * ROWS + lane % ROWS
         next_row = (next_in_block + lane // ROWS * rows).to(tl.int64)[None, :, None, None]
-        next_valid = ((next_in_block < rows) & (later < turns))[None, :, None, None]
-        next_quad = later % chunks * QUADS + tl.arange(0, QUADS)[None, None, :, None]
+        next_valid = (next_in_block < rows)[None, :, None, None]
+        next_quad = next_chunk * QUADS + tl.arange(0, QUADS)[None, None, :, None]
         next_tile = _fetch(
             codes_ptr, high_ptr, scales_ptr, minima_ptr, next_row, next_quad, next_valid, units, groups,
             BITS=BITS, GROUP=GROUP, MINIMUM=MINIMUM,
@@ -230,51 +239,35 @@ def _gemv(
             BITS=BITS, GROUP=GROUP, OFFSET=OFFSET, MINIMUM=MINIMUM,
             M=M, ROWS=TILE, QUADS=QUADS, TARGET=TARGET,
         )  # fmt: skip
-        if later % chunks == 0:
-            out_row = _block_of(turn // chunks, programs, blocks) * ROWS + tl.arange(0, ROWS)
-            total = tl.sum(acc, axis=2)
-            if ACTIVATION != 0:
-                first, second = tl.split(tl.permute(tl.reshape(total, (M, 2, ROWS)), (0, 2, 1)))
-                result = gate(first, ACTIVATION) * second
-            else:
-                result = total
-            m = tl.arange(0, M)[:, None]
-            tl.store(
-                out_ptr + m * out_stride + out_row[None, :],
-                result,
-                mask=(m < tokens) & (out_row < rows)[None, :],
-            )
+        if ends:
+            _finish(out_ptr, acc, block, tokens, rows, out_stride, ACTIVATION, M, ROWS)
             acc = tl.zeros((M, TILE, QUADS), tl.float32)
         tile = next_tile
-        quad = next_quad
+        block = next_block
+        chunk = next_chunk
 
 
-# the most one-warp programs that a multiprocessor holds, and how many of them make rows of one tile fastest
+# one-warp programs to a multiprocessor at most; more of them take turns at several blocks of rows each
 _RESIDENT = 32
-_SHORT = 24
 # the interpreter takes as long for a program of few rows as for one of many
 _INTERPRETED = (64, 8)
 
 
-def _tile(engine: GpuEngine, rows: int, sides: int) -> tuple[int, int]:
-    """Return (rows, quads) of a warp's tile; its lanes share out the quads along every row.
+def _tile(target: TargetName, layout: PackedLayout, sides: int) -> tuple[int, int]:
+    """Return (rows, quads) of a warp's tile: its lanes share out the quads along every row.
 
-    Few rows are made one by one, so that all programs are there at once; else two by two, which reads the
-    activations half as often.
+    Two rows of a tile read the activations once. Other codes than of four bits, and small groups, leave no
+    registers for a second one.
     """
-    if engine.target == "plain":
+    if target == "plain":
         return _INTERPRETED[0] // sides, _INTERPRETED[1]
-    if sides == 2:
-        return 1, 16
-    return (1, 32) if rows <= engine.processors * _RESIDENT else (2, 16)
+    small = layout.bits == 4 and layout.group >= 128
+    return (2 if small and sides == 1 else 1), 32
 
 
-def _programs(blocks: int, chunks: int, processors: int) -> int:
-    """Return how many programs share the blocks of rows: all resident at once, and all with as many blocks.
-
-    Rows of a single tile leave a program nothing to do while it waits, unless it has another row.
-    """
-    turns = -(-blocks // (processors * (_SHORT if chunks == 1 else _RESIDENT)))
+def _programs(blocks: int, processors: int) -> int:
+    """Return how many programs share the blocks of rows, such that all have about as many."""
+    turns = -(-blocks // (processors * _RESIDENT))
     return -(-blocks // turns)
 
 
@@ -294,10 +287,10 @@ def gemv(
     layout = matrix.layout
     if x.scales is None:
         raise InternalError("activations are not in int8")
-    block, quads = _tile(engine, rows, 2 if activation else 1)
+    block, quads = _tile(engine.target, layout, 2 if activation else 1)
     engine.launch(
         _gemv,
-        (_programs(-(-rows // block), -(-matrix.units // (4 * quads)), engine.processors),),
+        (_programs(-(-rows // block), engine.processors),),
         reads=(x.values, x.scales, x.sums, *matrix.tensors),
         writes=(out,),
         x_ptr=x.values.view(torch.int32),
@@ -334,7 +327,8 @@ _TYPES = {
 }
 
 
-def _offline(layout: PackedLayout, tokens: int, activation: int = 0, *, few: bool = False) -> Offline:
+def _offline(layout: PackedLayout, tokens: int, activation: int = 0) -> Offline:
+    rows, quads = _tile("cuda", layout, 2 if activation else 1)
     header = "*fp16" if layout.half else "*fp32"
     types = {**_TYPES, "scales_ptr": header}
     constants: dict[str, object] = {
@@ -344,8 +338,8 @@ def _offline(layout: PackedLayout, tokens: int, activation: int = 0, *, few: boo
         "MINIMUM": layout.minimum,
         "ACTIVATION": activation,
         "M": tokens,
-        "ROWS": 1 if few or activation else 2,
-        "QUADS": 32 if few else 16,
+        "ROWS": rows,
+        "QUADS": quads,
     }
     for name, kind, there in (
         ("high_ptr", "*i16", layout.bits == 6),
@@ -361,14 +355,14 @@ def _offline(layout: PackedLayout, tokens: int, activation: int = 0, *, few: boo
         types,
         constants,
         1,
-        name=f"{layout.name} {tokens}{' gated' if activation else ' few' if few else ''}",
+        name=f"{layout.name} {tokens}{' gated' if activation else ''}",
         needs=frozenset({"dot4"}),
         aligned=frozenset({"rows", "units", "groups", "out_stride"}),
     )
 
 
 OFFLINE: tuple[Offline, ...] = (
-    *(_offline(layout, 1, few=few) for layout in PACKED_LAYOUTS.values() for few in (False, True)),
+    *(_offline(layout, 1) for layout in PACKED_LAYOUTS.values()),
     *(_offline(PACKED_LAYOUTS[name], 2) for name in ("u4g256", "u4g128h", "u4g32", "o6g16", "i8g32")),
     *(_offline(PACKED_LAYOUTS[name], tokens, 1) for name in ("u4g256", "u4g128h") for tokens in (1, 2)),
 )
