@@ -28,6 +28,9 @@ _TILE = 1024
 _LONGEST = 16384
 # the longest that a norm also rotates and rounds
 _LONGEST_FUSED = 8192
+# up to so many rows are rotated in parts, each of so many segments, which one warp keeps to itself
+_SPLIT_ROWS = 16
+_SEGMENTS = 2
 
 
 @triton.jit
@@ -132,6 +135,82 @@ def _residual_norm(
         )
 
 
+@triton.jit
+def _squares(
+    x_ptr, delta_ptr, delta_weight_ptr, delta_factor, offset, COLUMNS: tl.constexpr, STEP: tl.constexpr
+):
+    """Return the sum of squares of a row of x + delta, or of delta alone where x is None.
+
+    With a weight the delta counts times `delta_factor` and that weight.
+    """
+    total = tl.zeros((STEP,), tl.float32)
+    for first in tl.static_range(0, COLUMNS, STEP):
+        column = first + tl.arange(0, STEP)
+        inside = column < COLUMNS
+        value = tl.load(delta_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        if delta_weight_ptr is not None:
+            weight = tl.load(delta_weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+            value = value * delta_factor * (weight + offset)
+        if x_ptr is not None:
+            value += tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        total += value * value
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _residual_parts(
+    x_ptr,
+    delta_ptr,
+    weight_ptr,
+    delta_weight_ptr,
+    total_ptr,
+    normed_ptr,
+    rotated_ptr,
+    values_ptr,
+    scales_ptr,
+    sums_ptr,
+    x_stride,
+    delta_stride,
+    eps,
+    offset,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    TARGET: tl.constexpr,
+):
+    begin_launch(TARGET)
+    row = tl.program_id(0).to(tl.int64)
+    x_row = x_ptr + row * x_stride
+    delta_row = delta_ptr + row * delta_stride
+    # every program sums the whole row, which it finds in the cache, and goes on with its own part
+    factor = 1.0
+    if delta_weight_ptr is not None:
+        squares = _squares(None, delta_row, None, factor, offset, COLUMNS, STEP)
+        factor = tl.rsqrt(squares / COLUMNS + eps)
+    squares = _squares(x_row, delta_row, delta_weight_ptr, factor, offset, COLUMNS, STEP)
+    scale = tl.rsqrt(squares / COLUMNS + eps)
+    segment = tl.program_id(1) * SEGMENTS + tl.arange(0, SEGMENTS)
+    column = segment[:, None] * 256 + tl.arange(0, 256)[None, :]
+    mask = column < COLUMNS
+    total = tl.load(delta_row + column, mask=mask, other=0.0).to(tl.float32)
+    if delta_weight_ptr is not None:
+        total *= factor * (tl.load(delta_weight_ptr + column, mask=mask, other=0.0).to(tl.float32) + offset)
+    total += tl.load(x_row + column, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    normed = total * scale * (weight + offset)
+    place = row * COLUMNS + column
+    tl.store(total_ptr + place, total, mask=mask)
+    tl.store(normed_ptr + place, normed.to(normed_ptr.dtype.element_ty), mask=mask)
+    normed = rotate256(normed)
+    tl.store(rotated_ptr + place, normed.to(rotated_ptr.dtype.element_ty), mask=mask)
+    if values_ptr is not None:
+        unit = tl.program_id(1) * (SEGMENTS * 8) + tl.arange(0, SEGMENTS * 8)
+        store_units(
+            tl.reshape(normed, (SEGMENTS * 8, 32)), row, unit, unit < COLUMNS // 32,
+            values_ptr, scales_ptr, sums_ptr, COLUMNS // 32, UNITS=SEGMENTS * 8, INT8=True,
+        )  # fmt: skip
+
+
 def _config(columns: int) -> tuple[int, int, int]:
     """Return (columns filled up, rows of a program, warps) for rows of `columns`."""
     if not 1 <= columns <= _LONGEST:
@@ -209,9 +288,14 @@ def residual_norm(
     made = (units.values, units.scales, units.sums) if units is not None else ()
     total = engine.empty("residual", x.shape)
     normed = engine.empty("residual_norm", x.shape, product_type(engine, tokens))
+    split = turned is not None and tokens <= _SPLIT_ROWS
+    parts, sizes = 1, {"COLUMNS": columns, "BLOCK": block}
+    if split:
+        parts, warps = -(-columns // (SEGMENT * _SEGMENTS)), 1
+        sizes = {"COLUMNS": columns, "STEP": _TILE, "SEGMENTS": _SEGMENTS}
     engine.launch(
-        _residual_norm,
-        (tokens,),
+        _residual_parts if split else _residual_norm,
+        (tokens, parts),
         reads=_present(x, delta, weight, delta_weight),
         writes=_present(total, normed, turned, *made),
         x_ptr=x,
@@ -228,7 +312,7 @@ def residual_norm(
         delta_stride=row_view(delta).stride(0),
         eps=float(eps),
         offset=float(offset),
-        constants={"COLUMNS": columns, "BLOCK": block, "TARGET": engine.target},
+        constants={**sizes, "TARGET": engine.target},
         warps=warps,
     )
     if turned is not None:
@@ -255,10 +339,13 @@ def _offline_rms(name: str, columns: int, types: dict[str, str]) -> Offline:
     return Offline(_rms_norm, {**_RMS_TYPES, **types}, constants, warps, name=name)
 
 
-def _offline_residual(name: str, columns: int, types: dict[str, str]) -> Offline:
+def _offline_residual(name: str, columns: int, types: dict[str, str], *, split: bool = False) -> Offline:
     block, _, warps = _config(columns)
     optional = ("delta_weight_ptr", "rotated_ptr", "values_ptr", "scales_ptr", "sums_ptr")
     absent = {name: None for name in optional if name not in types}
+    if split:
+        sizes = {"COLUMNS": columns, "STEP": _TILE, "SEGMENTS": _SEGMENTS}
+        return Offline(_residual_parts, {**_RESIDUAL_TYPES, **types}, {**sizes, **absent}, 1, name=name)
     constants = {"COLUMNS": columns, "BLOCK": block, **absent}
     return Offline(_residual_norm, {**_RESIDUAL_TYPES, **types}, constants, warps, name=name)
 
@@ -277,6 +364,9 @@ OFFLINE: tuple[Offline, ...] = (
     _offline_residual("4096int8", 4096, _INT8),
     _offline_residual("4096rotated", 4096, {**_INT8, **_ROTATED}),
     _offline_residual("5120rotated", 5120, {**_INT8, **_ROTATED}),
+    _offline_residual("4096split", 4096, {**_INT8, **_ROTATED}, split=True),
+    _offline_residual("5120split", 5120, {**_INT8, **_ROTATED}, split=True),
+    _offline_residual("sandwich2560split", 2560, {**_SANDWICH, **_ROTATED}, split=True),
     _offline_residual("sandwich640", 640, {**_SANDWICH, **_INT8}),
     _offline_residual("sandwich16384", 16384, {**_BF16, **_SANDWICH}),
 )
