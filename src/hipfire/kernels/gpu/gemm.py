@@ -246,6 +246,12 @@ def _tile(target: TargetName, layout: PackedLayout, tokens: int, columns: int, *
     rows, step, warps, stages = 64, min(layout.group, 256) if whole else 64, 4, 1
     if target == "cuda":
         stages = 3
+        if whole and step == 128:
+            # steps are short, so tiles are high; by measurement
+            rows, warps = 128, 8
+        elif whole and block == 16:
+            # two warps multiply without warp groups, which take weights from shared memory in larger pieces
+            warps = 2
         if columns % step and step == 256:
             # bytes are loaded one by one, and each takes a register for its address
             block = min(block, 32)
