@@ -58,7 +58,7 @@ class Sizes:
     prompt: int
 
 
-FULL = Sizes(SHAPES["qwen3-8b"], SMALL, max_seq=2048, chunk=512, prompt=300)
+FULL = Sizes(SHAPES["qwen3-32b"], SMALL, max_seq=2048, chunk=512, prompt=300)
 # for interpreted kernels
 TINY = Sizes(SHAPES["tiny"], SHAPES["tiny"], max_seq=300, chunk=4, prompt=2)
 

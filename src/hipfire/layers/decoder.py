@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Protocol
 
 import torch
@@ -13,6 +14,7 @@ from hipfire.layers.context import RopeTable, StepContext
 from hipfire.layers.linear import Embedding, Linear
 from hipfire.layers.mlp import GatedMlp, mlp_tensors
 from hipfire.layers.norm import Residual, RmsNorm
+from hipfire.layers.outline import outline
 from hipfire.layers.weights import Weight, WeightSource
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -92,6 +94,12 @@ class Decoder:
     def vocab_size(self) -> int:
         """Rows of the token embedding."""
         return self.embed.weight.rows
+
+    def outline(self) -> Decoder:
+        """Return a decoder whose steps take the same scratch as this one's, with fewer blocks if it can."""
+        shorter = copy(self)
+        shorter.blocks = outline(self.blocks)
+        return shorter
 
     def __call__(self, tokens: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Return the hidden states [T, hidden] of the step's tokens [T], normalized for the head."""

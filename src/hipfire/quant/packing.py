@@ -21,16 +21,21 @@ from hipfire.quant.bitpack import UNPACK
 from hipfire.quant.ggml import bit_planes, nibble_runs, six_bit_scales
 from hipfire.quant.scalar import f16_column, from_bytes
 
-# codes unpacked at a time, a byte each: temporaries are a few times as large
+# codes unpacked at a time, a byte each: temporaries are a few times as large; more where nothing is unpacked
 _CHUNK = 1 << 24
+_PAIRED_CHUNK = 1 << 26
 
 
 class Parts(NamedTuple):
-    """What blocks hold: codes uint8 [n, elements]; scales and minima floating [n, groups of a block]."""
+    """What blocks hold: codes uint8 [n, elements]; scales and minima floating [n, groups of a block].
+
+    With `paired`, codes are of four bits and lie two to a byte, the even one low: [n, elements / 2].
+    """
 
     codes: Tensor
     scales: Tensor
     minima: Tensor | None = None
+    paired: bool = False
 
 
 Split = Callable[[Tensor], Parts]
@@ -70,7 +75,8 @@ class Packing:
         Returns a bool [rows]: whether all scales and minima of a row are finite, as stored in the target.
         """
         sound = torch.empty(data.shape[0], dtype=torch.bool, device=data.device)
-        step = max(1, _CHUNK // max(1, target.cols))
+        chunk = _PAIRED_CHUNK if self.split in _PAIRED else _CHUNK
+        step = max(1, chunk // max(1, target.cols))
         for begin in range(0, data.shape[0], step):
             part = data[begin : begin + step]
             sound[begin : begin + part.shape[0]] = self._fill(target, first + begin, part)
@@ -80,29 +86,44 @@ class Packing:
         rows, layout = data.shape[0], self.layout
         taken = slice(first, first + rows)
         parts = self.split(data.reshape(-1, self.block.nbytes))
-        codes = parts.codes.reshape(rows, -1)[:, : target.units * UNIT]
+        if parts.paired:
+            # bytes are as the target wants them: only the order of words is another
+            words = parts.codes.reshape(rows, -1)[:, : target.units * UNIT // 2].view(torch.int32)
+            target.codes[taken].view(torch.int32).copy_(
+                words.view(rows, target.units, 4).transpose(1, 2).reshape(rows, 4, -1)
+            )
+        else:
+            self._fill_codes(target, taken, parts.codes)
+        groups = target.scales.shape[1]
+        target.scales[taken] = parts.scales.reshape(rows, -1)[:, :groups].to(layout.scale_type)
+        # a sum is finite if all that it adds up is
+        total = target.scales[taken].sum(dim=1, dtype=torch.float32)
+        if target.minima is not None and parts.minima is not None:
+            target.minima[taken] = parts.minima.reshape(rows, -1)[:, :groups].to(layout.scale_type)
+            total += target.minima[taken].sum(dim=1, dtype=torch.float32)
+        return torch.isfinite(total)
+
+    def _fill_codes(self, target: PackedMatrix, taken: slice, codes: Tensor) -> None:
+        rows = taken.stop - taken.start
+        codes = codes.reshape(rows, -1)[:, : target.units * UNIT]
         # [rows, unit, word, byte, parity] -> [rows, parity, word, unit, byte]
         ordered = codes.reshape(rows, target.units, 4, 4, 2).permute(0, 4, 2, 1, 3)
         even, odd = (ordered[:, parity].reshape(rows, 4, -1) for parity in (0, 1))
-        if layout.bits == 8:
+        if self.layout.bits == 8:
             target.codes[taken, 0], target.codes[taken, 1] = even, odd
         else:
             target.codes[taken] = (even & 15) | (odd << 4)
         if target.high is not None:
             nibbles = (even >> 4) | (odd >> 4 << 2)
             target.high[taken] = nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
-        groups = target.scales.shape[1]
-        target.scales[taken] = parts.scales.reshape(rows, -1)[:, :groups].to(layout.scale_type)
-        sound = torch.isfinite(target.scales[taken]).all(dim=1)
-        if target.minima is not None and parts.minima is not None:
-            target.minima[taken] = parts.minima.reshape(rows, -1)[:, :groups].to(layout.scale_type)
-            sound &= torch.isfinite(target.minima[taken]).all(dim=1)
-        return sound
 
 
 def _affine(blocks: Tensor, *, bits: int, kind: torch.dtype) -> Parts:
     header = from_bytes(blocks[:, :8], kind)
-    return Parts(UNPACK[bits](blocks[:, 8:]), header[:, 0::2], header[:, 1::2])
+    scales, minima = header[:, 0::2], header[:, 1::2]
+    if bits == 4:
+        return Parts(blocks[:, 8:], scales, minima, paired=True)
+    return Parts(UNPACK[bits](blocks[:, 8:]), scales, minima)
 
 
 def _int8(blocks: Tensor) -> Parts:
@@ -152,6 +173,8 @@ _FOUR_F32 = partial(_affine, bits=4, kind=torch.float32)
 _SIX_F32 = partial(_affine, bits=6, kind=torch.float32)
 _FOUR_F16 = partial(_affine, bits=4, kind=torch.float16)
 _SIX_F16 = partial(_affine, bits=6, kind=torch.float16)
+
+_PAIRED = (_FOUR_F32, _FOUR_F16)
 
 _SPLITS: Mapping[QType, tuple[str, Split]] = {
     QType.Q8F16: ("i8g32", _int8),

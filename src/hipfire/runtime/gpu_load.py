@@ -30,7 +30,7 @@ from hipfire.runtime.describe import Description
 from hipfire.runtime.gpu_memory import KvBackend, OwnedCacheMemory, WholeCacheMemory, cache_memory
 from hipfire.runtime.gpu_site import GpuSite, plan_scratch
 from hipfire.runtime.gpu_upload import Upload
-from hipfire.runtime.gpu_weights import GpuWeights, device_nbytes
+from hipfire.runtime.gpu_weights import GpuWeights, UnprovenError, device_nbytes
 from hipfire.runtime.load_options import GPU_PREFILL_CHUNK, LoadOptions
 from hipfire.runtime.retained import Capture
 from hipfire.runtime.runner import Runner
@@ -120,6 +120,10 @@ class GpuModel:
             self._pool.drain()
 
 
+# told how many bytes of how many have been read
+Progress = Callable[[int, int], None] | None
+
+
 @dataclass(frozen=True)
 class GpuPlan:
     """What a load takes: bytes by purpose, and the slots of its scratch."""
@@ -161,16 +165,21 @@ def plan_load(request: Request, machine: Machine) -> GpuPlan:
     return GpuPlan(plan, scratch)
 
 
-def build(
-    request: Request,
-    machine: Machine,
-    plan: GpuPlan,
-    progress: Callable[[int, int], None] | None = None,
-) -> GpuModel:
+def build(request: Request, machine: Machine, plan: GpuPlan, progress: Progress = None) -> GpuModel:
     """Bring a model to the device; if that fails, everything taken until then is given back.
 
-    `progress` is told how many bytes of how many of the file have been read.
+    `progress` is told how many bytes of how many of the file have been read. It is read on trust first, which
+    waits for nothing in between; a file with a matrix that cannot be packed is read again, to find which.
     """
+    try:
+        return _build(request, machine, plan, progress, trusting=True)
+    except UnprovenError:
+        return _build(request, machine, plan, progress, trusting=False)
+
+
+def _build(
+    request: Request, machine: Machine, plan: GpuPlan, progress: Progress, *, trusting: bool
+) -> GpuModel:
     config = request.config
     stored = [request.named.require(name, shape).info for name, shape in config.tensors().items()]
     total, done = sum(info.nbytes for info in stored), 0
@@ -195,8 +204,10 @@ def build(
             device=machine.device,
             take=take,
             upload=Upload(machine.device, progress=read),
+            trusting=trusting,
         )
         model = request.family.build(config, source)
+        source.prove()
         blocks, block_bytes = block_count(request.max_seq), block_nbytes(config.cache_specs(), request.mode)
         memory = cache_memory(
             request.kv_backend, machine.driver, machine.pool.take, request.slots, blocks, block_bytes
@@ -227,12 +238,7 @@ def _runner(
     )
 
 
-def load_on_gpu(
-    found: Description,
-    options: LoadOptions,
-    gpu: Gpu,
-    progress: Callable[[int, int], None] | None = None,
-) -> GpuModel:
+def load_on_gpu(found: Description, options: LoadOptions, gpu: Gpu, progress: Progress = None) -> GpuModel:
     """Bring what was described to a GPU, with decode steps prepared; MemoryLimitError if it does not fit."""
     keep_kernels()
     request, machine = _request(found, options), _machine(gpu)

@@ -15,6 +15,7 @@ from hipfire.kernels.elementwise import GATHER_ROWS
 from hipfire.kernels.gpu.engine import FreshScratch, GpuEngine
 from hipfire.kernels.launch import Launcher
 from hipfire.layers.context import Segment, StepContext
+from hipfire.layers.decoder import Decoder
 from hipfire.models.family import Model, ModelConfig
 from hipfire.runtime.retained import Capture, RetainedDecode
 from hipfire.runtime.route import Forward, Retained
@@ -100,6 +101,8 @@ def plan_scratch(
     memory = _NoMemory(slots, block_count(max_seq), block_nbytes(specs, mode))
     cache = BlockCache(specs, mode=mode, max_seq=max_seq, memory=memory)
     launcher, planner = Launcher(engines={"triton": engine}, only="triton"), ScratchPlanner()
+    if isinstance(model, Decoder):
+        model = model.outline()
     longest = min(chunk, max_seq)
     turns = {min(turn, longest) for turn in _TURNS} | {longest}
     shapes = [[1] * count for count in range(1, slots + 1)]
