@@ -77,7 +77,7 @@ def _headers(
 ):
     """Load scales, minima, and for groups of 16 the scales of the units' second halves.
 
-    They are [1, ROWS, QUADS, 1] for groups that hold the four units of a quad, else [1, ROWS, QUADS, 4].
+    They are [QUADS, 1, ROWS, 1] for groups that hold the four units of a quad, else [QUADS, 1, ROWS, 4].
     """
     if GROUP >= 128:
         unit = quad * 4
@@ -101,7 +101,10 @@ def _fetch(
     codes_ptr, high_ptr, scales_ptr, minima_ptr, row, quad, valid, units, groups,
     BITS: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr,
 ):  # fmt: skip
-    """Load all of a tile of weights: rows [1, ROWS, 1, 1], four units to each quad [1, 1, QUADS, 1]."""
+    """Load all of a tile of weights: rows [1, 1, ROWS, 1], four units to each quad [QUADS, 1, 1, 1].
+
+    Quads come first, for then the compiler gives them to the lanes, and all rows of a quad to one of them.
+    """
     unit = quad * 4 + tl.arange(0, 4)[None, None, None, :]
     mask = (unit < units) & valid
     a0, b0 = _word(codes_ptr, high_ptr, row, 0, unit, mask, units, BITS=BITS)
@@ -115,48 +118,54 @@ def _fetch(
 
 
 @triton.jit
-def _word_dot(
-    x_ptr, m, word: tl.constexpr, unit, mask, units, a, b, products,
-    BITS: tl.constexpr, OFFSET: tl.constexpr, TARGET: tl.constexpr,
-):  # fmt: skip
-    even, odd = _bytes(a, b, BITS, OFFSET)
-    # a lane has the same columns of all rows, so it loads their activations once
+def _pair(x_ptr, m, word: tl.constexpr, unit, mask, units):
     at = m * (units * 8) + word * units + unit
-    x_even = tl.broadcast_to(tl.load(x_ptr + at, mask=mask, other=0), products.shape)
-    x_odd = tl.broadcast_to(tl.load(x_ptr + at + units * 4, mask=mask, other=0), products.shape)
-    even = tl.broadcast_to(even, products.shape)
-    odd = tl.broadcast_to(odd, products.shape)
-    return dot4(odd, x_odd, dot4(even, x_even, products, TARGET), TARGET)
+    return tl.load(x_ptr + at, mask=mask, other=0), tl.load(x_ptr + at + units * 4, mask=mask, other=0)
+
+
+@triton.jit
+def _activations(
+    x_ptr, x_scales_ptr, x_sums_ptr, quad, tokens, units, MINIMUM: tl.constexpr, M: tl.constexpr
+):
+    """Load activations of four units to each quad: words and floats [QUADS, M, 1, 4]."""
+    m = tl.arange(0, M)[None, :, None, None]
+    unit = quad * 4 + tl.arange(0, 4)[None, None, None, :]
+    here = (unit < units) & (m < tokens)
+    e0, o0 = _pair(x_ptr, m, 0, unit, here, units)
+    e1, o1 = _pair(x_ptr, m, 1, unit, here, units)
+    e2, o2 = _pair(x_ptr, m, 2, unit, here, units)
+    e3, o3 = _pair(x_ptr, m, 3, unit, here, units)
+    scale = tl.load(x_scales_ptr + m * units + unit, mask=here, other=0.0)
+    total = scale
+    if MINIMUM:
+        total = tl.load(x_sums_ptr + m * units + unit, mask=here, other=0.0)
+    return e0, o0, e1, o1, e2, o2, e3, o3, scale, total
+
+
+@triton.jit
+def _word_dot(x_even, x_odd, a, b, products, BITS: tl.constexpr, OFFSET: tl.constexpr, TARGET: tl.constexpr):
+    even, odd = _bytes(a, b, BITS, OFFSET)
+    shape: tl.constexpr = products.shape
+    products = dot4(tl.broadcast_to(even, shape), tl.broadcast_to(x_even, shape), products, TARGET)
+    return dot4(tl.broadcast_to(odd, shape), tl.broadcast_to(x_odd, shape), products, TARGET)
 
 
 @triton.jit
 def _multiply(
-    x_ptr, x_scales_ptr, x_sums_ptr, tile, quad, tokens, units,
+    x, tile, zero,
     BITS: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, MINIMUM: tl.constexpr,
-    M: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, TARGET: tl.constexpr,
+    TARGET: tl.constexpr,
 ):  # fmt: skip
-    """Return what a tile adds to the products: float32 [M, ROWS, QUADS]."""
+    """Return what a tile adds to the products: float32 [QUADS, M, ROWS]; `zero` int32 [QUADS, M, ROWS, 4]."""
     a0, b0, a1, b1, a2, b2, a3, b3, scale, minimum, second = tile
-    zero = tl.zeros((M, ROWS, QUADS, 4), tl.int32)
-    m = tl.arange(0, M)[:, None, None, None]
-    unit = quad * 4 + tl.arange(0, 4)[None, None, None, :]
-    here = (unit < units) & (m < tokens)
-    products = _word_dot(
-        x_ptr, m, 0, unit, here, units, a0, b0, zero, BITS=BITS, OFFSET=OFFSET, TARGET=TARGET
-    )
-    products = _word_dot(
-        x_ptr, m, 1, unit, here, units, a1, b1, products, BITS=BITS, OFFSET=OFFSET, TARGET=TARGET
-    )
+    e0, o0, e1, o1, e2, o2, e3, o3, x_scale, x_sum = x
+    products = _word_dot(e0, o0, a0, b0, zero, BITS, OFFSET, TARGET)
+    products = _word_dot(e1, o1, a1, b1, products, BITS, OFFSET, TARGET)
     if GROUP == 16:
         first = products
         products = zero
-    products = _word_dot(
-        x_ptr, m, 2, unit, here, units, a2, b2, products, BITS=BITS, OFFSET=OFFSET, TARGET=TARGET
-    )
-    products = _word_dot(
-        x_ptr, m, 3, unit, here, units, a3, b3, products, BITS=BITS, OFFSET=OFFSET, TARGET=TARGET
-    )
-    x_scale = tl.load(x_scales_ptr + m * units + unit, mask=here, other=0.0)
+    products = _word_dot(e2, o2, a2, b2, products, BITS, OFFSET, TARGET)
+    products = _word_dot(e3, o3, a3, b3, products, BITS, OFFSET, TARGET)
     if GROUP == 16:
         scaled = first.to(tl.float32) * scale.to(tl.float32) + products.to(tl.float32) * second.to(tl.float32)
         total = tl.sum(scaled * x_scale, axis=3)
@@ -166,7 +175,6 @@ def _multiply(
     else:
         total = tl.sum(products.to(tl.float32) * (x_scale * scale.to(tl.float32)), axis=3)
     if MINIMUM:
-        x_sum = tl.load(x_sums_ptr + m * units + unit, mask=here, other=0.0)
         if GROUP >= 128:
             total += tl.sum(x_sum, axis=3) * tl.sum(minimum.to(tl.float32), axis=3)
         else:
@@ -180,7 +188,7 @@ def _finish(
     ACTIVATION: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Add up what the lanes have of a block of rows, activate it, and store it."""
-    total = tl.sum(acc, axis=2)
+    total = tl.sum(acc, axis=0)
     if ACTIVATION != 0:
         first, second = tl.split(tl.permute(tl.reshape(total, (M, 2, ROWS)), (0, 2, 1)))
         total = gate(first, ACTIVATION) * second
@@ -194,7 +202,8 @@ def _gemv(
     x_ptr, x_scales_ptr, x_sums_ptr, codes_ptr, high_ptr, scales_ptr, minima_ptr, out_ptr,
     tokens, rows, units, groups, out_stride,
     BITS: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, MINIMUM: tl.constexpr,
-    ACTIVATION: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, TARGET: tl.constexpr,
+    ACTIVATION: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr, SINGLE: tl.constexpr,
+    TARGET: tl.constexpr,
 ):  # fmt: skip
     # the gate's rows are followed by as many of up; a program takes both of the same number
     SIDES: tl.constexpr = 2 if ACTIVATION != 0 else 1
@@ -206,42 +215,43 @@ def _gemv(
     block = tl.program_id(0)
     chunk = block * 0
     in_block = block * ROWS + lane % ROWS
-    row = (in_block + lane // ROWS * rows).to(tl.int64)[None, :, None, None]
-    valid = (in_block < rows)[None, :, None, None]
-    quad = tl.arange(0, QUADS)[None, None, :, None]
+    row = (in_block + lane // ROWS * rows).to(tl.int64)[None, None, :, None]
+    valid = (in_block < rows)[None, None, :, None]
+    quad = tl.arange(0, QUADS)[:, None, None, None]
     tile = _fetch(
         codes_ptr, high_ptr, scales_ptr, minima_ptr, row, quad, valid, units, groups,
         BITS=BITS, GROUP=GROUP, MINIMUM=MINIMUM,
     )  # fmt: skip
     # the first weights are on their way: only now is it time to wait for the activations
     begin_launch(TARGET)
-    acc = tl.zeros((M, TILE, QUADS), tl.float32)
+    x = _activations(x_ptr, x_scales_ptr, x_sums_ptr, quad, tokens, units, MINIMUM, M)
+    zero = tl.zeros((QUADS, M, TILE, 4), tl.int32)
+    acc = tl.zeros((QUADS, M, TILE), tl.float32)
     while block < blocks:
         # neither is larger, which bounds offsets
         block = tl.minimum(tl.maximum(block, 0), blocks)
         chunk = tl.minimum(tl.maximum(chunk, 0), chunks)
-        quad = chunk * QUADS + tl.arange(0, QUADS)[None, None, :, None]
+        if not SINGLE:
+            # before the next weights, behind which they would have to wait
+            quad = chunk * QUADS + tl.arange(0, QUADS)[:, None, None, None]
+            x = _activations(x_ptr, x_scales_ptr, x_sums_ptr, quad, tokens, units, MINIMUM, M)
         # the next tile is asked for before this one is used, so that memory is never idle
         next_chunk = chunk + 1
         ends = next_chunk == chunks
         next_chunk = tl.where(ends, 0, next_chunk)
         next_block = tl.where(ends, tl.minimum(block + programs, blocks), block)
         next_in_block = next_block * ROWS + lane % ROWS
-        next_row = (next_in_block + lane // ROWS * rows).to(tl.int64)[None, :, None, None]
-        next_valid = (next_in_block < rows)[None, :, None, None]
-        next_quad = next_chunk * QUADS + tl.arange(0, QUADS)[None, None, :, None]
+        next_row = (next_in_block + lane // ROWS * rows).to(tl.int64)[None, None, :, None]
+        next_valid = (next_in_block < rows)[None, None, :, None]
+        next_quad = next_chunk * QUADS + tl.arange(0, QUADS)[:, None, None, None]
         next_tile = _fetch(
             codes_ptr, high_ptr, scales_ptr, minima_ptr, next_row, next_quad, next_valid, units, groups,
             BITS=BITS, GROUP=GROUP, MINIMUM=MINIMUM,
         )  # fmt: skip
-        acc += _multiply(
-            x_ptr, x_scales_ptr, x_sums_ptr, tile, quad, tokens, units,
-            BITS=BITS, GROUP=GROUP, OFFSET=OFFSET, MINIMUM=MINIMUM,
-            M=M, ROWS=TILE, QUADS=QUADS, TARGET=TARGET,
-        )  # fmt: skip
+        acc += _multiply(x, tile, zero, BITS, GROUP, OFFSET, MINIMUM, TARGET)
         if ends:
             _finish(out_ptr, acc, block, tokens, rows, out_stride, ACTIVATION, M, ROWS)
-            acc = tl.zeros((M, TILE, QUADS), tl.float32)
+            acc = tl.zeros((QUADS, M, TILE), tl.float32)
         tile = next_tile
         block = next_block
         chunk = next_chunk
@@ -315,6 +325,7 @@ def gemv(
             "M": triton.next_power_of_2(tokens),
             "ROWS": block,
             "QUADS": quads,
+            "SINGLE": matrix.units <= 4 * quads,
             "TARGET": engine.target,
         },
         warps=1,
@@ -327,7 +338,7 @@ _TYPES = {
 }
 
 
-def _offline(layout: PackedLayout, tokens: int, activation: int = 0) -> Offline:
+def _offline(layout: PackedLayout, tokens: int, activation: int = 0, *, single: bool = False) -> Offline:
     rows, quads = _tile("cuda", layout, 2 if activation else 1)
     header = "*fp16" if layout.half else "*fp32"
     types = {**_TYPES, "scales_ptr": header}
@@ -340,6 +351,7 @@ def _offline(layout: PackedLayout, tokens: int, activation: int = 0) -> Offline:
         "M": tokens,
         "ROWS": rows,
         "QUADS": quads,
+        "SINGLE": single,
     }
     for name, kind, there in (
         ("high_ptr", "*i16", layout.bits == 6),
@@ -355,14 +367,18 @@ def _offline(layout: PackedLayout, tokens: int, activation: int = 0) -> Offline:
         types,
         constants,
         1,
-        name=f"{layout.name} {tokens}{' gated' if activation else ''}",
+        name=f"{layout.name} {tokens}{' gated' if activation else ''}{' single' if single else ''}",
         needs=frozenset({"dot4"}),
         aligned=frozenset({"rows", "units", "groups", "out_stride"}),
     )
 
 
 OFFLINE: tuple[Offline, ...] = (
-    *(_offline(layout, 1) for layout in PACKED_LAYOUTS.values()),
+    *(_offline(layout, 1, single=single) for layout in PACKED_LAYOUTS.values() for single in (False, True)),
     *(_offline(PACKED_LAYOUTS[name], 2) for name in ("u4g256", "u4g128h", "u4g32", "o6g16", "i8g32")),
-    *(_offline(PACKED_LAYOUTS[name], tokens, 1) for name in ("u4g256", "u4g128h") for tokens in (1, 2)),
+    *(
+        _offline(PACKED_LAYOUTS[name], tokens, 1, single=True)
+        for name in ("u4g256", "u4g128h")
+        for tokens in (1, 2)
+    ),
 )
