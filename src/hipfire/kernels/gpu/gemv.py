@@ -17,7 +17,7 @@ from hipfire.kernels.gpu.engine import GpuEngine
 from hipfire.kernels.gpu.offline import Offline
 from hipfire.kernels.gpu.prepare import Prepared
 from hipfire.kernels.gpu.target import TargetName, begin_launch, dot4
-from hipfire.kernels.packed import PACKED_LAYOUTS, PackedLayout, PackedMatrix
+from hipfire.kernels.packed import PACKED_LAYOUTS, UNIT, PackedLayout, PackedMatrix
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu_pytorch_tanh": 2}
 
@@ -125,11 +125,16 @@ def _pair(x_ptr, m, word: tl.constexpr, unit, mask, units):
 
 @triton.jit
 def _activations(
-    x_ptr, x_scales_ptr, x_sums_ptr, quad, tokens, units, MINIMUM: tl.constexpr, M: tl.constexpr
-):
-    """Load activations of four units to each quad: words and floats [QUADS, M, 1, 4]."""
+    x_ptr, x_scales_ptr, x_sums_ptr, quad, tokens, units,
+    MINIMUM: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Load activations of four units to each quad: words and floats [QUADS, M, ROWS, 4].
+
+    They are the same for all rows. Where lanes share out rows, each loads its own: the compiler would move
+    what it loads once through shared memory.
+    """
     m = tl.arange(0, M)[None, :, None, None]
-    unit = quad * 4 + tl.arange(0, 4)[None, None, None, :]
+    unit = quad * 4 + tl.arange(0, 4)[None, None, None, :] + tl.zeros((1, 1, ROWS, 1), tl.int32)
     here = (unit < units) & (m < tokens)
     e0, o0 = _pair(x_ptr, m, 0, unit, here, units)
     e1, o1 = _pair(x_ptr, m, 1, unit, here, units)
@@ -208,6 +213,7 @@ def _gemv(
     # the gate's rows are followed by as many of up; a program takes both of the same number
     SIDES: tl.constexpr = 2 if ACTIVATION != 0 else 1
     TILE: tl.constexpr = ROWS * SIDES
+    SHARES: tl.constexpr = 1 if SINGLE or QUADS == 32 else TILE
     lane = tl.arange(0, TILE)
     chunks = tl.cdiv(units, 4 * QUADS)
     blocks = tl.cdiv(rows, ROWS)
@@ -224,7 +230,7 @@ def _gemv(
     )  # fmt: skip
     # the first weights are on their way: only now is it time to wait for the activations
     begin_launch(TARGET)
-    x = _activations(x_ptr, x_scales_ptr, x_sums_ptr, quad, tokens, units, MINIMUM, M)
+    x = _activations(x_ptr, x_scales_ptr, x_sums_ptr, quad, tokens, units, MINIMUM, M, SHARES)
     zero = tl.zeros((QUADS, M, TILE, 4), tl.int32)
     acc = tl.zeros((QUADS, M, TILE), tl.float32)
     while block < blocks:
@@ -234,7 +240,7 @@ def _gemv(
         if not SINGLE:
             # before the next weights, behind which they would have to wait
             quad = chunk * QUADS + tl.arange(0, QUADS)[:, None, None, None]
-            x = _activations(x_ptr, x_scales_ptr, x_sums_ptr, quad, tokens, units, MINIMUM, M)
+            x = _activations(x_ptr, x_scales_ptr, x_sums_ptr, quad, tokens, units, MINIMUM, M, SHARES)
         # the next tile is asked for before this one is used, so that memory is never idle
         next_chunk = chunk + 1
         ends = next_chunk == chunks
@@ -259,20 +265,26 @@ def _gemv(
 
 # one-warp programs to a multiprocessor at most; more of them take turns at several blocks of rows each
 _RESIDENT = 32
+# the share of lanes that must have work in all tiles of a row together
+_FILLED = 0.9
 # the interpreter takes as long for a program of few rows as for one of many
 _INTERPRETED = (64, 8)
 
 
-def _tile(target: TargetName, layout: PackedLayout, sides: int) -> tuple[int, int]:
-    """Return (rows, quads) of a warp's tile: its lanes share out the quads along every row.
+def _tile(target: TargetName, layout: PackedLayout, sides: int, units: int) -> tuple[int, int]:
+    """Return (rows of one side, quads) of a warp's tile: its lanes share out the quads, then the rows.
 
-    Two rows of a tile read the activations once. Other codes than of four bits, and small groups, leave no
-    registers for a second one.
+    Two rows of a lane read the activations once; other codes than of four bits, and small groups, leave no
+    registers for a second one. Lanes without a quad in a row's last tile are lost, so few may be.
     """
     if target == "plain":
         return _INTERPRETED[0] // sides, _INTERPRETED[1]
-    small = layout.bits == 4 and layout.group >= 128
-    return (2 if small and sides == 1 else 1), 32
+    needed = -(-units // 4)
+    filled = {quads: needed / (-(-needed // quads) * quads) for quads in (32, 16, 8)}
+    quads = next((quads for quads, share in filled.items() if share >= _FILLED), 8)
+    shared = quads == 32 or needed <= quads
+    in_lane = 2 if layout.bits == 4 and layout.group >= 128 and shared else 1
+    return max(1, in_lane * 32 // (quads * sides)), quads
 
 
 def _programs(blocks: int, processors: int) -> int:
@@ -297,7 +309,7 @@ def gemv(
     layout = matrix.layout
     if x.scales is None:
         raise InternalError("activations are not in int8")
-    block, quads = _tile(engine.target, layout, 2 if activation else 1)
+    block, quads = _tile(engine.target, layout, 2 if activation else 1, matrix.units)
     engine.launch(
         _gemv,
         (_programs(-(-rows // block), engine.processors),),
@@ -338,8 +350,8 @@ _TYPES = {
 }
 
 
-def _offline(layout: PackedLayout, tokens: int, activation: int = 0, *, single: bool = False) -> Offline:
-    rows, quads = _tile("cuda", layout, 2 if activation else 1)
+def _offline(layout: PackedLayout, tokens: int, cols: int, activation: int = 0) -> Offline:
+    rows, quads = _tile("cuda", layout, 2 if activation else 1, cols // UNIT)
     header = "*fp16" if layout.half else "*fp32"
     types = {**_TYPES, "scales_ptr": header}
     constants: dict[str, object] = {
@@ -351,7 +363,7 @@ def _offline(layout: PackedLayout, tokens: int, activation: int = 0, *, single: 
         "M": tokens,
         "ROWS": rows,
         "QUADS": quads,
-        "SINGLE": single,
+        "SINGLE": cols <= 4 * UNIT * quads,
     }
     for name, kind, there in (
         ("high_ptr", "*i16", layout.bits == 6),
@@ -367,18 +379,21 @@ def _offline(layout: PackedLayout, tokens: int, activation: int = 0, *, single: 
         types,
         constants,
         1,
-        name=f"{layout.name} {tokens}{' gated' if activation else ''}{' single' if single else ''}",
+        name=f"{layout.name} {tokens} {cols}{' gated' if activation else ''}",
         needs=frozenset({"dot4"}),
         aligned=frozenset({"rows", "units", "groups", "out_stride"}),
     )
 
 
+# rows of one tile and of several, and rows that fill lanes only in narrow ones
 OFFLINE: tuple[Offline, ...] = (
-    *(_offline(layout, 1, single=single) for layout in PACKED_LAYOUTS.values() for single in (False, True)),
-    *(_offline(PACKED_LAYOUTS[name], 2) for name in ("u4g256", "u4g128h", "u4g32", "o6g16", "i8g32")),
+    *(_offline(layout, 1, cols) for layout in PACKED_LAYOUTS.values() for cols in (4096, 12288)),
+    *(_offline(PACKED_LAYOUTS[name], 1, cols) for name in ("u4g256", "u4g128h") for cols in (2048, 5120)),
+    *(_offline(PACKED_LAYOUTS[name], 1, 640) for name in ("u4g32", "o6g16", "i8g32")),
+    *(_offline(PACKED_LAYOUTS[name], 2, 5120) for name in ("u4g256", "u4g128h", "u4g32", "o6g16", "i8g32")),
     *(
-        _offline(PACKED_LAYOUTS[name], tokens, 1, single=True)
+        _offline(PACKED_LAYOUTS[name], tokens, cols, 1)
         for name in ("u4g256", "u4g128h")
-        for tokens in (1, 2)
+        for tokens, cols in ((1, 4096), (2, 4096), (1, 5120))
     ),
 )
