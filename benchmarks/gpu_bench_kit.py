@@ -22,6 +22,7 @@ import torch
 import triton
 
 from hipfire.base.errors import UnsupportedError
+from hipfire.cache.states import StateStore
 from hipfire.device.graphs import Capturer
 from hipfire.device.platform import Gpu, check_supported, find_gpu, keep_kernels
 from hipfire.device.pool import device_pool
@@ -270,14 +271,20 @@ class LaunchedAgain:
 
     def __init__(self) -> None:
         self.engine: GpuEngine | None = None
+        self.states: StateStore | None = None
 
     def capture(self, run: Run) -> Graph:
-        """Run, and return what starts the launches of that run again."""
+        """Run, and return what starts the launches of that run again; states are as before the run."""
         assert self.engine is not None
         # the launches of this very run, which the engine is recording
         tape = self.engine._tape
         assert tape is not None
+        states = self.states
+        kept = [states.snapshot(slot) for slot in range(states.slots)] if states is not None else []
         run()
+        for slot, snapshot in enumerate(kept):
+            assert states is not None
+            states.restore(slot, snapshot)
         return _Launches(tape)
 
 

@@ -107,8 +107,8 @@ TINY = Sizes(
 )
 
 
-def cases(sizes: Sizes) -> Iterator[Case]:
-    """Return all cases, products first."""
+def kernel_cases(sizes: Sizes) -> Iterator[Case]:
+    """Return all cases but those of whole layers, products first."""
     yield from _products(sizes)
     yield from _attention(sizes)
     yield from _rows(sizes)

@@ -5,7 +5,7 @@ Everything else is what a load builds: the plan of its memory, scratch, caches, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,17 @@ from hipfire.cache.block import BLOCK_MODES
 from hipfire.cache.kv import kv_mode
 from hipfire.checkpoint.names import Change, NamedCheckpoint
 from hipfire.checkpoint.source import Checkpoint
+from hipfire.kernels.experts import PackedExperts
 from hipfire.kernels.gpu.engine import Arithmetic, GpuEngine
 from hipfire.kernels.packed import PackedMatrix
 from hipfire.layers.decoder import EMBEDDING, HEAD
+from hipfire.layers.weights import ExpertStack, ExpertTensors
 from hipfire.models.family import ModelConfig, family_of
 from hipfire.quant.packing import Packing
 from hipfire.runtime import gpu_load
+from hipfire.runtime.gpu_experts import DeviceExperts
 from hipfire.runtime.gpu_load import GpuModel, Request
-from hipfire.runtime.gpu_weights import GpuWeights
+from hipfire.runtime.gpu_weights import GpuWeights, dense_type, packing_of
 from hipfire.runtime.runner import Runner
 
 _QWEN3 = {
@@ -41,6 +44,22 @@ _QWEN3 = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
+# three gated DeltaNet layers, then one of attention
+_QWEN3_5 = {
+    "head_dim": 256,
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+}
+_FOUR_LAYERS = ["linear_attention"] * 3 + ["full_attention"]
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-8b": {
         **_QWEN3,
@@ -55,6 +74,47 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 25600,
         "num_hidden_layers": 64,
         "num_attention_heads": 64,
+    },
+    "qwen3.6-27b": {
+        **_QWEN3_5,
+        "model_type": "qwen3_5_text",
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 64,
+        "layer_types": _FOUR_LAYERS * 16,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 48,
+    },
+    "qwen3.6-35b-a3b": {
+        **_QWEN3_5,
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "layer_types": _FOUR_LAYERS * 10,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 32,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+    "tiny-hybrid": {
+        **_QWEN3_5,
+        "model_type": "qwen3_5_text",
+        "head_dim": 32,
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 1,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
     },
     "tiny": {
         **_QWEN3,
@@ -87,14 +147,25 @@ class NoFile:
         self.tensors = tensors
 
 
+def _qtype(name: str, shape: Sequence[int], fmt: str) -> QType:
+    """Return how a file of a format holds a tensor; vectors and convolutions stay as they are."""
+    if len(shape) < 2 or "conv1d" in name:
+        return QType.F32
+    return QType.Q8F16 if name == EMBEDDING else FORMATS[fmt]
+
+
 def tensor_infos(config: ModelConfig, fmt: str) -> dict[str, TensorInfo]:
     """Return what a file of a format would hold."""
     infos = {}
     for name, shape in config.tensors().items():
-        qtype = QType.F32 if len(shape) < 2 else QType.Q8F16 if name == EMBEDDING else FORMATS[fmt]
+        qtype = _qtype(name, shape, fmt)
         block, numel = BLOCKS[qtype], torch.Size(shape).numel()
         infos[name] = TensorInfo(name, qtype, shape, numel // block.elements * block.nbytes)
     return infos
+
+
+def _no_bytes(name: str) -> torch.Tensor:
+    raise InternalError(f"there is no file that {name} could be read of")
 
 
 class RandomWeights(GpuWeights):
@@ -104,10 +175,10 @@ class RandomWeights(GpuWeights):
     # weights of matrices by whether they are multiplied with every token of a prompt or with its last
     body = head = 0
 
-    def vector(self, name: str, size: int) -> torch.Tensor:
-        """Return float32 [size] around one."""
-        info, _ = self._find(name, (size,))
-        return self._taker(info.name)((size,), torch.float32).uniform_(0.9, 1.1)
+    def vector(self, name: str, *shape: int) -> torch.Tensor:
+        """Return float32 of this shape around one."""
+        info, _ = self._find(name, shape)
+        return self._taker(info.name)(shape, torch.float32).uniform_(0.9, 1.1)
 
     def _fill(
         self, packing: Packing, target: PackedMatrix, first: int, info: TensorInfo, change: Change
@@ -122,8 +193,24 @@ class RandomWeights(GpuWeights):
             self.step_nbytes += packing.nbytes(rows, cols)
         return True
 
+    def experts(self, projections: Sequence[ExpertTensors]) -> tuple[ExpertStack, ...]:
+        """Return random experts; a decode step reads those that it chooses."""
+        stacks = DeviceExperts(self.named, _no_bytes, self._taker, None).stacks(projections)
+        fields = self.named.checkpoint.model_config
+        for each in stacks:
+            packed = cast(PackedExperts, each.stack)
+            fill_random(packed.matrix)
+            chosen = int(fields["num_experts_per_tok"]) + each.shared
+            self.step_nbytes += packed.matrix.nbytes * chosen // packed.experts
+            self.body += packed.rows * packed.cols * chosen
+        return stacks
+
     def _dense(self, info: TensorInfo, change: Change) -> torch.Tensor:
-        raise InternalError(f"{info.name} has no packing")
+        if packing_of(info) is not None:
+            raise InternalError(f"{info.name} is packed")
+        made = self._taker(info.name)(info.rows_cols, dense_type(info))
+        self.step_nbytes += made.nbytes
+        return made.uniform_(-0.5, 0.5)
 
 
 @dataclass
@@ -195,7 +282,7 @@ def build_random(bench: Bench, wanted: Wanted, seed: int = 0) -> RandomModel:
     (weights,) = made
     engine = loaded.runner.launcher.engines["triton"]
     assert isinstance(engine, GpuEngine)
-    again.engine = engine
+    again.engine, again.states = engine, loaded.runner.cache.states
     bench.synchronize()
     return RandomModel(
         loaded, loaded.runner, engine, asked.config, weights.step_nbytes, weights.body, weights.head

@@ -28,6 +28,7 @@ from hipfire.kernels.gpu.engine import GpuLaunch
 from hipfire.kernels.gpu.sample import greedy
 from hipfire.layers.context import Segment
 from hipfire.runtime.retained import RetainedDecode, _Recorded
+from hipfire.runtime.runner import Snapshot
 
 # kernels whose launches read each byte of their tensors once
 _STREAMING = ("gemv", "gemm", "dense", "dequantize")
@@ -56,6 +57,8 @@ class Measured:
         self.model = model
         self.limits = limits
         self.runner = model.runner
+        # by slot and position
+        self.states: dict[tuple[int, int], Snapshot] = {}
 
     def prompt(self, tokens: int) -> list[int]:
         """Return a prompt of so many tokens, the same each time."""
@@ -74,8 +77,17 @@ class Measured:
         """Return the prepared step of a batch size."""
         return self.retained()._steps[batch]
 
+    def _rewind(self, batch: int, depth: int) -> None:
+        """Bring the states of recurrent layers back to `depth`, where each slot stood first."""
+        for slot in range(batch if self.runner.recurrent else 0):
+            if self.runner.filled(slot) == depth:
+                self.states[slot, depth] = self.runner.snapshot(slot)
+            else:
+                self.runner.restore(slot, self.states[slot, depth])
+
     def serve(self, batch: int, depth: int, tokens: int) -> list[list[int]]:
         """Decode greedily and read each token on the host; return the tokens of each step."""
+        self._rewind(batch, depth)
         ids = [1 + slot for slot in range(batch)]
         steps = []
         for place in range(depth, depth + tokens):
@@ -166,7 +178,8 @@ class Measured:
         batch, depth = self.settings.batch, self.settings.depth
         self.runner.prefill(0, self.prompt(depth))
         for slot in range(1, batch):
-            self.runner.share_rows(0, slot, depth)
+            state = self.runner.snapshot(0) if self.runner.recurrent else None
+            self.runner.share_rows(0, slot, depth, state)
         found = self.speed(batch, depth)
         one = self.report.parts["decode"]
         for way in ("fed", "served"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from gpu_bench_kit import (
     table,
     timed,
 )
-from gpu_kernel_cases import FULL, TINY, Case, Sizes, cases
+from gpu_delta_cases import delta_cases
+from gpu_expert_cases import expert_cases
+from gpu_kernel_cases import FULL, TINY, Case, Sizes, kernel_cases
 from hipfire.base.errors import HipfireError, InternalError
 
 COLUMNS = ("kernel", "case", "us", "GB/s", "of copy", "TFLOP/s", "of matrix")
@@ -55,6 +57,13 @@ def main(words: Sequence[str] | None = None) -> int:
         # what was measured until then is kept
         report.write(arguments.json)
     return 1 if any("error" in row for row in report.parts["rows"]) else 0
+
+
+def cases(sizes: Sizes) -> Iterator[Case]:
+    """Return all cases, in the order of the table."""
+    yield from kernel_cases(sizes)
+    yield from delta_cases(sizes)
+    yield from expert_cases(sizes)
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ import torch
 from hipfire.base.qtypes import QType
 from hipfire.base.types import TensorInfo, TextAssets
 from hipfire.cache.kv import KvCache, kv_mode
+from hipfire.cache.states import StateStore, state_nbytes
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.kernels.launch import Launcher
 from hipfire.models.family import ModelConfig, ModelFamily
@@ -80,15 +81,18 @@ def make_runner(
     residency: Residency = "decoded",
     launcher: Launcher | None = None,
 ) -> Runner:
-    """Build a model and its cache; the cache starts full of NaN (or of 0xFF bytes), so reading rows that
-    nobody wrote shows."""
+    """Build a model and its cache; the cache starts full of NaN (or of 0xFF bytes), so reading rows or
+    states that nobody wrote shows."""
     named = NamedCheckpoint(checkpoint, family.names, config.sizes.layers)
     weights = CheckpointWeights(
         named, heads=config.sizes.heads, kv_heads=config.sizes.kv_heads, residency=residency
     )
     with torch.inference_mode():
         model = family.build(config, weights)
-        cache = KvCache(config.cache_specs(), mode=kv_mode(mode), slots=slots, max_seq=max_seq)
+        specs = config.state_specs()
+        memory = torch.full((slots, state_nbytes(specs)), 255, dtype=torch.uint8)
+        states = StateStore(specs, slots, memory) if specs else None
+        cache = KvCache(config.cache_specs(), mode=kv_mode(mode), slots=slots, max_seq=max_seq, states=states)
         for buffer in (*cache._keys, *cache._values):
             buffer.fill_(float("nan") if buffer.dtype.is_floating_point else 255)
     return Runner(model, cache, launcher, chunk=chunk)

@@ -18,6 +18,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import tiny_hybrid
 from hipfire.runtime.load import LoadedModel, LoadOptions, load_model
 
 # 256 bytes, three control tokens and one merge; four rows of the embedding are spare
@@ -46,6 +47,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 32,
         },
     ),
+    "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", tiny_hybrid.FIELDS),
 }
 GGUF_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -144,6 +146,8 @@ def gguf_name(kind: str, name: str) -> str:
     if stem in top:
         return f"{top[stem]}.weight"
     _, _, layer, part = stem.split(".", 3)
+    if kind == "qwen3_5" and part in tiny_hybrid.NAMES:
+        return f"blk.{layer}.{tiny_hybrid.NAMES[part]}"
     return f"blk.{layer}.{(GEMMA_NAMES if kind == 'gemma3' else GGUF_NAMES)[part]}.weight"
 
 
@@ -161,7 +165,8 @@ def write_gguf(path: Path, model: Any, types: Mapping[str, str] | None = None, *
     """
     config = model.config
     kind = config.model_type.removesuffix("_text")
-    writer = gguf.GGUFWriter(path, kind)
+    hybrid = kind == "qwen3_5"
+    writer = gguf.GGUFWriter(path, "qwen35" if hybrid else kind)
     write_keys(writer, config, kind, keys)
     state = model.state_dict()
     for name, values in weights_of(model).items():
@@ -170,8 +175,11 @@ def write_gguf(path: Path, model: Any, types: Mapping[str, str] | None = None, *
         plain = interleaved(values, heads) if heads else values
         if kind == "gemma3" and "norm" in name:
             plain = plain + 1.0
+        if hybrid:
+            plain = tiny_hybrid.stored(config, name, values)
         chosen = next((kind_ for part, kind_ in (types or {}).items() if part in stored), "F32")
-        ggml = gguf.GGMLQuantizationType[chosen if plain.ndim == 2 else "F32"]
+        matrix = plain.ndim == 2 and "conv1d" not in name
+        ggml = gguf.GGMLQuantizationType[chosen if matrix else "F32"]
         blocks = gguf.quants.quantize(plain.numpy(), ggml)
         writer.add_tensor(stored, blocks, raw_dtype=ggml)
         decoded = torch.from_numpy(np.array(gguf.quants.dequantize(blocks, ggml))).view(plain.shape)
@@ -180,6 +188,8 @@ def write_gguf(path: Path, model: Any, types: Mapping[str, str] | None = None, *
             decoded = decoded.view(heads, rows // heads // 2, 2, cols).transpose(1, 2).reshape(rows, cols)
         if kind == "gemma3" and "norm" in name:
             decoded = decoded - 1.0
+        if hybrid:
+            decoded = tiny_hybrid.restored(config, name, decoded)
         state[name].copy_(decoded)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -204,6 +214,8 @@ def write_keys(writer: gguf.GGUFWriter, config: Any, kind: str, keys: Mapping[st
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if kind == "qwen3_5":
+        tiny_hybrid.write_keys(writer, config)
     if kind == "gemma3":
         writer.add_sliding_window(config.sliding_window)
         pattern = [layer == "sliding_attention" for layer in config.layer_types]

@@ -119,7 +119,7 @@ def test_quantize_writes_json(home: Path, folder: Path, tmp_path: Path, capsys: 
     assert main(["quantize", str(folder), "--format", "Q8F16", "-o", str(out), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert set(shown) == {
-        "source", "output", "format", "seconds", "file_bytes", "formats", "total", "skipped",
+        "source", "output", "format", "seconds", "file_bytes", "formats", "total", "skipped", "mtp",
     }  # fmt: skip
     assert (shown["source"], shown["output"], shown["format"]) == (str(folder), str(out), "q8")
     assert shown["file_bytes"] == out.stat().st_size

@@ -12,6 +12,7 @@ from cpu_kit import rounded_to_int8
 from helpers import MemoryCheckpoint
 from hipfire.base.qtypes import QType
 from hipfire.cache.kv import KvCache, kv_mode
+from hipfire.cache.states import StateStore, state_nbytes
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.launch import Launcher, Op
@@ -71,7 +72,11 @@ def tiny_runner(
     )
     with torch.inference_mode():
         model = family.build(config, weights)
-        cache = KvCache(config.cache_specs(), mode=kv_mode(mode), slots=SLOTS, max_seq=MAX_SEQ)
+        specs = config.state_specs()
+        memory = torch.full((SLOTS, state_nbytes(specs)), 255, dtype=torch.uint8)
+        states = StateStore(specs, SLOTS, memory) if specs else None
+        caches = config.cache_specs()
+        cache = KvCache(caches, mode=kv_mode(mode), slots=SLOTS, max_seq=MAX_SEQ, states=states)
         for buffer in (*cache._keys, *cache._values):
             buffer.fill_(float("nan") if buffer.dtype.is_floating_point else 255)
     return Runner(model, cache, launcher or Launcher(engines={"numba": engine}), chunk=chunk)

@@ -7,6 +7,8 @@ from functools import partial
 
 import attention_cases as attention
 import composite_cases as composite
+import delta_cases as delta
+import expert_cases as experts
 import panel_kit
 import row_cases as rows
 from cpu_kit import Case
@@ -23,6 +25,7 @@ def op_cases(layouts: tuple[str, ...] = tuple(LAYOUTS)) -> Mapping[str, Callable
         "add": rows.add_cases,
         "silu_mul": rows.silu_cases,
         "gelu_tanh_mul": rows.gelu_cases,
+        "mul_sigmoid": rows.mul_sigmoid_cases,
         "scale": rows.scale_cases,
         "softcap": rows.softcap_cases,
         "rms_norm": rows.rms_norm_cases,
@@ -39,6 +42,11 @@ def op_cases(layouts: tuple[str, ...] = tuple(LAYOUTS)) -> Mapping[str, Callable
         "attention_q8": partial(attention.attention_cases, "q8"),
         "panel_linear": partial(panel_kit.linear_cases, layouts),
         "panel_select": partial(panel_kit.select_cases, layouts),
+        "delta_net": delta.delta_net_cases,
+        "route": experts.route_cases,
+        "add_gated": experts.add_gated_cases,
+        "expert_gated": partial(experts.gated_cases, layouts),
+        "expert_down": partial(experts.down_cases, layouts),
     }
 
 

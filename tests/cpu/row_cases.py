@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from cpu_kit import HEAD_DIMS, ROWS, Case, Floats, both_kinds, padded, random_rows
 
-from hipfire.kernels.elementwise import ADD, GELU_TANH_MUL, SCALE, SILU_MUL, SOFTCAP
+from hipfire.kernels.elementwise import ADD, GELU_TANH_MUL, MUL_SIGMOID, SCALE, SILU_MUL, SOFTCAP
 from hipfire.kernels.fwht import FWHT, INVERSE_FWHT, signs
 from hipfire.kernels.launch import Op
 from hipfire.kernels.rms_norm import RMS_NORM
@@ -72,6 +72,10 @@ def silu_cases() -> Iterator[Case]:
     # far out e^x is bounded, so results near the smallest numbers are not exact
     for size in (3.0, 60.0):
         yield from _elementwise(SILU_MUL, lambda a, b: a / (1.0 + np.exp(-a)) * b, 5e-7, 1e-34, size)
+
+
+def mul_sigmoid_cases() -> Iterator[Case]:
+    yield from _elementwise(MUL_SIGMOID, lambda a, b: a / (1.0 + np.exp(-b)), 5e-7, 1e-34, 60.0)
 
 
 def gelu_cases() -> Iterator[Case]:

@@ -95,8 +95,8 @@ def test_all_kernels_that_steps_use_are_known_before_the_first(
 
     monkeypatch.setattr(CpuEngine, "launch", noting)
     fill(runner, [1, 2, 9, 64, 70])
-    for _ in range(2):
-        decode(runner, [(0, 1), (3, 64)], [5, 6])
+    for further in range(2):
+        decode(runner, [(0, 1 + further), (3, 64 + further)], [5, 6])
     assert used - known == set()
     assert known - used == set()
 

@@ -17,7 +17,9 @@ from hipfire.runtime.load import LoadedModel, LoadOptions, load_model
 from tiny_models import KINDS, tiny_model, write_folder
 
 WINDOW = 8  # of the sliding layers of the gemma3 kind
-MODES = {"llama": "bf16", "qwen3": "q8", "gemma3": "bf16"}
+MODES = {"llama": "bf16", "qwen3": "q8", "gemma3": "bf16", "qwen3_5": "bf16"}
+# whose states stand where checkpoints were taken, and not at every position
+RECURRENT = ("qwen3_5",)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +121,7 @@ def test_reused_rows_change_nothing_at_any_length(folders: dict[str, Path], kind
         want = company.cold(prompt)
         company.ask(f"first {shared}", first)
         assert company.ask(f"again {shared}", prompt) == want
-        assert company.cached(f"again {shared}") >= shared
+        assert company.cached(f"again {shared}") >= shared or kind in RECURRENT
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,7 +135,8 @@ def test_a_prompt_within_what_is_cached_is_answered_from_fresh_logits(
     company.ask("fill", whole + " and more", tokens=30)
     for number, prompt in enumerate(prompts):
         assert company.ask(str(number), prompt) == want[number]
-        assert company.cached(str(number)) == len(prompt) - 1
+        cached = company.cached(str(number))
+        assert cached == len(prompt) - 1 or (kind in RECURRENT and cached < len(prompt))
 
 
 def test_a_growing_prompt_is_read_from_where_it_was_left(folders: dict[str, Path]) -> None:

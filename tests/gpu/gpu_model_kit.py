@@ -12,6 +12,7 @@ from helpers import MemoryCheckpoint
 from hipfire.base.qtypes import QType
 from hipfire.cache.block import BLOCK_MODES
 from hipfire.cache.kv import KvCache, kv_mode
+from hipfire.cache.states import StateStore, new_states
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.device.pool import Pool, device_pool
 from hipfire.device.vmm_drivers import memory_driver
@@ -32,13 +33,20 @@ class Again:
 
     def __init__(self) -> None:
         self.engine: GpuEngine | None = None
+        self.states: StateStore | None = None
 
     def capture(self, run: Callable[[], object]) -> _Replay:
         assert self.engine is not None
         # the launches of this very run, which the engine is recording
         tape = self.engine._tape
         assert tape is not None
+        # a captured step is not carried out; what else it writes here is written again by its first replay
+        states = self.states
+        kept = [states.snapshot(slot) for slot in range(states.slots)] if states is not None else []
         run()
+        for slot, snapshot in enumerate(kept):
+            assert states is not None
+            states.restore(slot, snapshot)
         return _Replay(tape)
 
 
@@ -102,7 +110,7 @@ def load(wanted: Request, pool: Pool | None = None) -> GpuModel:
     model = build(wanted, on, plan_load(wanted, on))
     engine = model.runner.launcher.engines["triton"]
     assert isinstance(engine, GpuEngine)
-    graphs.engine = engine
+    graphs.engine, graphs.states = engine, model.runner.cache.states
     return model
 
 
@@ -117,5 +125,8 @@ def reference(wanted: Request) -> Runner:
     )
     with torch.inference_mode():
         model = wanted.family.build(config, weights)
-        cache = KvCache(config.cache_specs(), mode=kv_mode("f32"), slots=SLOTS, max_seq=MAX_SEQ)
+        states = new_states(config.state_specs(), SLOTS)
+        cache = KvCache(
+            config.cache_specs(), mode=kv_mode("f32"), slots=SLOTS, max_seq=MAX_SEQ, states=states
+        )
     return Runner(model, cache, chunk=CHUNK)

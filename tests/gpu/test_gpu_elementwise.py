@@ -14,7 +14,7 @@ from hipfire.kernels.gpu import elementwise, rowwise
 
 Kernel = Callable[..., torch.Tensor]
 WIDTHS = (1, 7, 576, 1953, 2112)
-BINARY = ("silu_mul", "gelu_tanh_mul", "add")
+BINARY = ("silu_mul", "gelu_tanh_mul", "mul_sigmoid", "add")
 UNARY = (("scale", 25.3), ("scale", 1.0), ("softcap", 30.0), ("softcap", 1.0))
 
 

@@ -21,7 +21,7 @@ from hipfire.engine.daemon_model import ModelLoader
 from hipfire.engine.daemon_state import DaemonState
 from hipfire.engine.wire import line_of
 from hipfire.kernels.gpu.engine import GpuEngine
-from hipfire.runtime import gpu_load, load
+from hipfire.runtime import devices, gpu_load
 from tiny_models import tiny_model, write_folder
 
 PROMPTS = ["Hello", "Hello you"]
@@ -59,7 +59,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
     def choose(options: LoadOptions) -> Gpu | None:
         return None if options.device == "cpu" else gpu
 
-    monkeypatch.setattr(load, "choose_gpu", choose)
+    monkeypatch.setattr(devices, "choose_gpu", choose)
     monkeypatch.setattr(daemon_model, "choose_gpu", choose)
     if TARGET == "plain":
         monkeypatch.setattr(gpu_load, "free_memory", lambda _: 2**40)

@@ -9,6 +9,7 @@ import torch
 from gpu_kit import TARGET
 from gpu_model_kit import FAMILIES
 
+from hipfire.base.qtypes import QType
 from hipfire.base.types import TensorInfo
 from hipfire.cache.block import BLOCK_MODES
 from hipfire.checkpoint.names import NamedCheckpoint
@@ -29,15 +30,20 @@ class _Described:
         self.tensors = tensors
 
 
+def _info(name: str, shape: tuple[int, ...]) -> TensorInfo:
+    """Experts have no kernels as floats, everything else has."""
+    if "experts" in name and len(shape) > 1:
+        rows = torch.Size(shape[:-1]).numel()
+        return TensorInfo(name, QType.Q8F16, shape, rows * -(-shape[-1] // 32) * 34)
+    return TensorInfo(name, QType.F32, shape, 4 * torch.Size(shape).numel())
+
+
 def _model(oracle: str, layers: int) -> tuple[Decoder, object]:
     family = FAMILIES[oracle]
     fields = {**family.tiny, "model_type": next(iter(family.gguf_architectures)), "num_hidden_layers": layers}
     fields.pop("layer_types", None)
     config = family.from_hf(fields)
-    tensors = {
-        name: TensorInfo(name, 2, shape, 4 * torch.Size(shape).numel())
-        for name, shape in config.tensors().items()
-    }
+    tensors = {name: _info(name, shape) for name, shape in config.tensors().items()}
     source = GpuWeights(
         NamedCheckpoint(_Described(tensors), family.names, config.sizes.layers),
         heads=config.sizes.heads,

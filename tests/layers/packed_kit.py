@@ -12,10 +12,12 @@ from helpers import MemoryCheckpoint
 from hipfire.base.qtypes import QType
 from hipfire.cache.block import BLOCK_MODES, BlockCache, block_count, block_nbytes
 from hipfire.cache.kv import KvCache, kv_mode
+from hipfire.cache.states import StateStore, new_states
 from hipfire.checkpoint.names import NamedCheckpoint
+from hipfire.kernels.experts import FloatExperts, PackedExperts
 from hipfire.kernels.launch import Launcher
 from hipfire.kernels.packed import PACKED_LAYOUTS, PackedMatrix, unit_count
-from hipfire.layers.weights import Joined, Weight, split_matrix
+from hipfire.layers.weights import ExpertStack, ExpertTensors, Joined, Weight, split_matrix
 from hipfire.models.family import ModelFamily, families
 from hipfire.quant.format import WeightFormat
 from hipfire.quant.registry import format_of
@@ -91,8 +93,19 @@ class RandomWeights:
         whole = stacked([self._matrix(name, rows, cols) for name, rows in parts])
         return split_matrix(whole, self.format, [rows for _, rows in parts])
 
-    def vector(self, name: str, size: int) -> torch.Tensor:
-        return self._vectors.vector(name, size)
+    def experts(self, projections: Sequence[ExpertTensors]) -> tuple[ExpertStack, ...]:
+        return tuple(self._experts(tensors) for tensors in projections)
+
+    def _experts(self, tensors: ExpertTensors) -> ExpertStack:
+        experts, rows, cols = tensors.experts + bool(tensors.shared), tensors.rows, tensors.cols
+        whole = PackedExperts(self._matrix(tensors.name, experts * rows, cols), experts)
+        if self._packed:
+            return ExpertStack(self.format, whole, bool(tensors.shared))
+        floats = FloatExperts(whole.matrix.dense().view(experts, rows, cols))
+        return ExpertStack(self.format, floats, bool(tensors.shared))
+
+    def vector(self, name: str, *shape: int) -> torch.Tensor:
+        return self._vectors.vector(name, *shape)
 
     def has(self, name: str) -> bool:
         return self._vectors.has(name)
@@ -118,11 +131,15 @@ class Memory:
 
 
 def block_cache(
-    specs: Sequence[Any], mode: str, slots: int = SLOTS, max_seq: int = MAX_SEQ
+    specs: Sequence[Any],
+    mode: str,
+    slots: int = SLOTS,
+    max_seq: int = MAX_SEQ,
+    states: StateStore | None = None,
 ) -> tuple[BlockCache, Memory]:
     chosen = BLOCK_MODES[mode]
     memory = Memory(slots, block_count(max_seq), block_nbytes(specs, chosen))
-    return BlockCache(specs, mode=chosen, max_seq=max_seq, memory=memory), memory
+    return BlockCache(specs, mode=chosen, max_seq=max_seq, memory=memory, states=states), memory
 
 
 def random_runner(
@@ -133,7 +150,7 @@ def random_runner(
     fields = oracle.config.to_dict()
     checkpoint = MemoryCheckpoint("safetensors", fields)
     for name, values in weights_of(oracle).items():
-        if values.ndim == 1:
+        if values.ndim != 2:
             checkpoint.add(name, values)
     by_oracle: dict[str, ModelFamily] = {family.oracle: family for family in families().values()}
     family = by_oracle[KINDS[kind][0]]
@@ -144,10 +161,10 @@ def random_runner(
         kv_heads=config.sizes.kv_heads,
         residency="decoded",
     )
-    specs = config.cache_specs()
+    specs, states = config.cache_specs(), new_states(config.state_specs(), SLOTS)
     with torch.inference_mode():
         model = family.build(config, RandomWeights(vectors, qtype, packed=packed))
         if packed:
-            return Runner(model, block_cache(specs, mode)[0], launcher, chunk=256)
-        cache = KvCache(specs, mode=kv_mode(mode), slots=SLOTS, max_seq=MAX_SEQ)
+            return Runner(model, block_cache(specs, mode, states=states)[0], launcher, chunk=256)
+        cache = KvCache(specs, mode=kv_mode(mode), slots=SLOTS, max_seq=MAX_SEQ, states=states)
         return Runner(model, cache, launcher, chunk=256)

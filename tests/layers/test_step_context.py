@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from packed_kit import block_cache
 
-from hipfire.base.types import CacheSpec
+from hipfire.base.types import CacheSpec, StateSpec
 from hipfire.cache.kv import KvCache, kv_mode
+from hipfire.cache.states import StateStore, state_nbytes
 from hipfire.kernels.fwht import fwht256
 from hipfire.kernels.launch import Launcher, LaunchRecord
 from hipfire.layers.context import CacheStore, RopeTable, Segment, StepContext
@@ -30,6 +31,19 @@ def test_tokens_of_a_sequence_are_put_together_where_a_cache_asks_for_it() -> No
     assert tiles.dtype == torch.int32
     assert tiles.tolist() == [[0, 64], [64, 64], [128, 2], [130, 1]]
     assert step_of(Segment(2, 5, 1), Segment(0, 7, 1)).tiles is None
+
+
+def test_recurrent_layers_take_a_sequence_in_one_piece() -> None:
+    specs = (StateSpec(8, 4, 1, 1, 2, 4),)
+    states = StateStore(specs, 3, torch.zeros(3, state_nbytes(specs), dtype=torch.uint8))
+    cache = KvCache(SPECS, mode=kv_mode("f32"), slots=3, max_seq=200, states=states)
+    segments = Segment(2, 4, 3), Segment(2, 7, 1), Segment(0, 9, 1), Segment(1, 0, 2), Segment(1, 3, 2)
+    pieces = step_of(*segments, cache=cache).pieces
+    assert pieces is not None
+    assert pieces.dtype == torch.int32
+    assert pieces.tolist() == [[0, 4], [4, 1], [5, 2], [7, 2]]
+    assert step_of(Segment(2, 5, 1), Segment(0, 6, 1), cache=cache).pieces is None
+    assert step_of(*segments).pieces is None
 
 
 def test_rows_and_last_rows_are_those_of_the_segments() -> None:

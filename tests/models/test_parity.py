@@ -14,7 +14,14 @@ from hipfire.layers.context import Segment
 from hipfire.models.family import ModelFamily, families
 
 TOLERANCE = 2e-6
+# recurrences: the two forms that transformers has of them differ from each other by up to half of this
+RECURRENT_TOLERANCE = 2.5e-5
 FAMILIES = {family.oracle: family for family in families().values()}
+
+
+def tolerance(name: str) -> float:
+    recurrent = FAMILIES[name].from_hf(FAMILIES[name].tiny).state_specs()
+    return RECURRENT_TOLERANCE if recurrent else TOLERANCE
 
 
 def variants() -> list[Any]:
@@ -37,6 +44,29 @@ def variants() -> list[Any]:
             },
         ],
         "Qwen3ForCausalLM": [{"tie_word_embeddings": False, "num_key_value_heads": 1}],
+        "Qwen3_5MoeForCausalLM": [
+            # a shared expert of another size, and every expert for every token
+            {"shared_expert_intermediate_size": 56, "num_experts_per_tok": 6, "tie_word_embeddings": True},
+            {"num_experts": 9, "num_experts_per_tok": 1, "linear_num_key_heads": 4},
+        ],
+        "Qwen3_5ForCausalLM": [
+            # as many key heads as value heads, and one for all
+            {"linear_num_key_heads": 4, "tie_word_embeddings": False},
+            {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3},
+            # the usual layers, other sizes of keys and values, other rotary parameters
+            {
+                "layer_types": None,
+                "linear_key_head_dim": 32,
+                "linear_value_head_dim": 64,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e7,
+                    "partial_rotary_factor": 0.5,
+                    "mrope_section": [4, 2, 2],
+                    "mrope_interleaved": True,
+                },
+            },
+        ],
         "Gemma3ForCausalLM": [
             {"final_logit_softcapping": 5.0, "num_key_value_heads": 2},
             {
@@ -91,7 +121,7 @@ def test_logits_equal_transformers_beyond_the_window(name: str, change: dict[str
     model = oracle(family, change)
     tokens = prompt(model, 61)
     runner = make_runner(family, family.from_hf(model.config.to_dict()), checkpoint_of(model))
-    assert rms(runner.all_logits(0, tokens), reference(model, tokens)) < TOLERANCE
+    assert rms(runner.all_logits(0, tokens), reference(model, tokens)) < tolerance(name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -102,7 +132,7 @@ def test_cached_decode_equals_full_forward(name: str) -> None:
     runner = make_runner(family, family.from_hf(model.config.to_dict()), checkpoint_of(model))
     rows = [runner.prefill(0, tokens[:5])]
     rows += [runner.decode(0, token, 5 + index) for index, token in enumerate(tokens[5:])]
-    assert rms(torch.stack(rows), reference(model, tokens)[4:]) < TOLERANCE
+    assert rms(torch.stack(rows), reference(model, tokens)[4:]) < tolerance(name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -114,7 +144,7 @@ def test_chunked_prefill_equals_one_prefill(name: str, chunk: int) -> None:
     config = family.from_hf(model.config.to_dict())
     whole = make_runner(family, config, checkpoint_of(model)).all_logits(0, tokens)
     parts = make_runner(family, config, checkpoint_of(model), chunk=chunk).all_logits(0, tokens)
-    assert rms(parts, whole) < TOLERANCE
+    assert rms(parts, whole) < tolerance(name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -132,7 +162,7 @@ def test_ragged_batch_equals_single_sequences(name: str) -> None:
     for slot, text in enumerate(texts):
         expected = reference(model, [*text, following[slot]])[-2:]
         got = torch.stack([batched[0][slot], batched[1][slot]])
-        assert rms(got, expected) < TOLERANCE
+        assert rms(got, expected) < tolerance(name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -143,14 +173,19 @@ def test_every_launch_is_on_the_tape_with_its_buffers(name: str) -> None:
     config = family.from_hf(model.config.to_dict())
     runner = make_runner(family, config, checkpoint_of(model), launcher=Launcher(tape=tape))
     runner.step([(Segment(0, 0, 3), [1, 2, 3])])
-    layers = config.sizes.layers
+    layers, full = config.sizes.layers, len(config.cache_specs())
     counts = {op: sum(record.op == op for record in tape) for op in {record.op for record in tape}}
-    assert counts["attention"] == layers
-    assert counts["linear"] == 7 * layers + 1
+    recurrent = len(config.state_specs())
+    assert counts["attention"] == full == layers - recurrent
+    assert counts.get("delta_net", 0) == recurrent
+    # a mixture of experts has a router and a gate beside its experts
+    mlp = 2 if counts.get("expert_gated") else 3
+    assert counts.get("expert_gated", 0) == counts.get("expert_down", 0) == layers * (mlp == 2)
+    assert counts["linear"] == (4 + mlp) * full + (5 + mlp) * recurrent + 1
     # the first norm has no sum before it
     assert (counts["rms_norm"], counts["residual_norm"]) == (1, 2 * layers)
     entered = [record for record in tape if record.op == "attention_input"]
-    assert len(entered) == layers
+    assert len(entered) == full
     assert all({"keys", "values", "result0"} == record.writes.keys() for record in entered)
     assert all({"q", "k", "v", "rows"} <= record.reads.keys() for record in entered)
     # what attention reads must have been produced by an earlier launch

@@ -32,7 +32,7 @@ from tiny_models import (
 )
 
 Q = QType
-ARCH_IDS = {"llama": 0, "qwen3": 1, "gemma3": 203}
+ARCH_IDS = {"llama": 0, "qwen3": 1, "gemma3": 203, "qwen3_5": 5}
 # greatest relative RMS of the logits; the random models amplify the error of a weight about fourfold
 BOUNDS = {
     "mq4": 0.4, "mq4v1": 0.5, "hf4": 0.5, "mq6": 0.12, "mq6v2": 0.1, "hf6": 0.12, "q8": 0.03, "f16": 1e-6,
@@ -47,7 +47,9 @@ BYTES = {Q.F16: (1, 2), Q.Q8F16: (32, 34), Q.HFQ4G128: (128, 72), Q.HFQ4G256: (2
 
 def expected_qtype(fmt: str, name: str, cols: int) -> QType:
     """State the policy for these models once more."""
-    if fmt == "f16" or "norm" in name:
+    if "A_log" in name:
+        return Q.F32
+    if fmt == "f16" or any(part in name for part in ("norm", "conv1d", "dt_bias")):
         return Q.F16
     if "embed" in name:
         return Q.Q8F16
@@ -110,7 +112,8 @@ def test_a_sharded_bf16_folder_keeps_weights_and_text(kind: str, jinja: bool, tm
         assert container.metadata["architecture"] == container.model_config["model_type"]
         assert container.metadata["generation_config"]["eos_token_id"] == IM_END
         for name, values in weights_of(model).items():
-            stored = torch.frombuffer(bytearray(container.raw(name)), dtype=torch.float16)
+            dtype = torch.float32 if name.endswith("A_log") else torch.float16
+            stored = torch.frombuffer(bytearray(container.raw(name)), dtype=dtype)
             assert torch.equal(stored.float().view(values.shape), values), name
         assets = container.text_assets()
     assert assets.tokenizer_json == tokenizer_text()

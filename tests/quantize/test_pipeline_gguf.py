@@ -52,7 +52,8 @@ HEADS = [(8, 2), (8, 8), (8, 1)]
 def ropes(path: Path) -> list[torch.Tensor]:
     """Return the frequencies of all rotary tables of a loaded model, layer by layer."""
     model: Any = load(path).model
-    tables = [table for block in model.blocks for table in vars(block.attention).values()]
+    mixers = [vars(block).get("mixer") or block.attention for block in model.blocks]
+    tables = [table for mixer in mixers for table in vars(mixer).values()]
     return [table.inverse_frequencies for table in tables if isinstance(table, RopeTable)]
 
 
@@ -88,10 +89,12 @@ def test_one_model_from_gguf_and_from_safetensors(kind: str, tmp_path: Path) -> 
     expected = logits(folder)
     assert rms(expected, reference(model)) < 2e-6
     tables = ropes(folder)
-    assert len(tables) == model.config.num_hidden_layers
+    assert len(tables) == sum("self_attn.q_proj" in name for name in model.state_dict())
     for other in (path, tmp_path / "a.f16", tmp_path / "b.f16"):
         # all weights are exact in float16, so every way must lead to the same numbers
-        assert torch.equal(logits(other), expected), other.name
+        got = logits(other)
+        # value heads of a hybrid's file are in another order, which sums in another order
+        assert torch.equal(got, expected) if kind != "qwen3_5" else rms(got, expected) < 1e-5, other.name
         assert all(map(torch.equal, ropes(other), tables))
     if kind == "gemma3":
         assert not torch.equal(tables[0], tables[1])
@@ -99,7 +102,8 @@ def test_one_model_from_gguf_and_from_safetensors(kind: str, tmp_path: Path) -> 
         assert {n: (i.qtype, i.shape) for n, i in a.tensors.items()} == {
             n: (i.qtype, i.shape) for n, i in b.tensors.items()
         }
-        assert all(a.raw(name) == b.raw(name) for name in a.tensors)
+        moved = [name for name in a.tensors if kind == "qwen3_5" and "linear_attn" in name]
+        assert all(a.raw(name) == b.raw(name) for name in a.tensors if name not in moved)
         assert a.arch_id == b.arch_id
 
 

@@ -11,7 +11,7 @@ from hipfire.base.qtypes import QType
 from hipfire.checkpoint.library import FORMAT_SUFFIXES
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.models.family import ModelConfig, family_of
-from hipfire.quantize.pipeline import plan_tensors
+from hipfire.quantize.plan import plan_tensors
 from hipfire.quantize.policy import RECIPES, recipe, role
 from tiny_models import SHARED
 
@@ -41,7 +41,10 @@ HALF = [
     (f"{LAYER}self_attn.q_norm.weight", (32,)),
     (f"{LAYER}self_attn.q_proj.bias", (256,)),
     (f"{LAYER}linear_attn.norm.weight", (2, 256)),
-    (f"{LAYER}attn.A_log", (64, 256)),
+    (f"{LAYER}attn.D", (64, 256)),
+    (f"{LAYER}linear_attn.conv1d.weight", (512, 1, 4)),
+    (f"{LAYER}linear_attn.conv1d.weight", (512, 4)),
+    (f"{LAYER}linear_attn.dt_bias", (48,)),
     (f"{LAYER}mlp.tiny.weight", (1, 31)),
     (f"{LAYER}mlp.gate_proj.weight", (30, 1)),
 ]
@@ -68,7 +71,37 @@ def test_every_role_of_every_recipe(fmt: str) -> None:
         assert embedding == (Q.F16 if fmt == "f16" else Q.Q8F16)
     for name, shape in HALF:
         assert chosen.qtype(name, shape) == Q.F16, name
-    assert chosen.qtype("rope_freqs.weight", (64,)) == Q.F32
+    for name in ("rope_freqs.weight", f"{LAYER}linear_attn.A_log"):
+        assert chosen.qtype(name, (64,)) == Q.F32
+
+
+MIXED = [
+    *(f"{LAYER}self_attn.{part}_proj.weight" for part in "qkvo"),
+    *(f"{LAYER}linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")),
+    f"{LAYER}linear_attn.out_proj.weight",
+    "lm_head.weight",
+]
+EXPERTS = [f"{LAYER}mlp.experts.17.{part}_proj.weight" for part in ("gate_up", "down")]
+EXPERTS += [f"{LAYER}mlp.shared_expert.{part}_proj.weight" for part in ("gate", "up", "down")]
+
+
+@pytest.mark.parametrize("fmt", MATRIX)
+def test_a_mixture_of_experts_keeps_all_but_its_experts_at_eight_bits(fmt: str) -> None:
+    chosen = recipe(fmt)
+    eight = Q.F16 if fmt == "f16" else Q.Q8F16
+    for cols in (256, 128):
+        base = MATRIX[fmt][cols != 256]
+        for name in MIXED:
+            assert chosen.qtype(name, (64, cols), mixture=True) == eight, name
+            assert chosen.qtype(name, (64, cols)) == base, name
+        for name in EXPERTS:
+            assert chosen.qtype(name, (64, cols), mixture=True) == base, name
+        for name in (f"{LAYER}mlp.gate.weight", f"{LAYER}mlp.shared_expert_gate.weight"):
+            # whatever the model is: a choice among experts hangs on small differences
+            assert chosen.qtype(name, (8, cols), mixture=True) == eight, name
+            assert chosen.qtype(name, (8, cols)) == eight, name
+    for name, shape in HALF:
+        assert chosen.qtype(name, shape, mixture=True) == Q.F16, name
 
 
 @pytest.mark.parametrize(("elements", "expected"), [(31, "small"), (32, "matrix"), (33, "matrix")])

@@ -125,6 +125,8 @@ class Graph:
 class Cache:
     """One layer of vectors [slots, max_seq, WIDTH]."""
 
+    states = None
+
     def __init__(self) -> None:
         self.slots, self.max_seq = SLOTS, MAX_SEQ
         self.memory = torch.full((SLOTS, MAX_SEQ, WIDTH), torch.nan, device=DEVICE)

@@ -8,9 +8,10 @@ import logging
 import pytest
 
 from hipfire.base.errors import UnsupportedError, ValidationError
+from hipfire.base.types import StateSpec
 from hipfire.device.platform import Gpu
 from hipfire.runtime import devices
-from hipfire.runtime.devices import choose_gpu
+from hipfire.runtime.devices import choose_gpu, gpu_for
 from hipfire.runtime.load_options import LoadOptions
 
 CARD = Gpu("A card", "cuda", "sm_90", 0, 1 << 34, 132, "580.1", "2.11", "13.0", ("sm_90",))
@@ -66,3 +67,24 @@ def test_a_gpu_that_is_not_there_is_refused(machine: pytest.MonkeyPatch) -> None
         choose_gpu(LoadOptions(device="gpu:3"))
     with pytest.raises(ValidationError, match="unknown"):
         LoadOptions(device="cuda")
+
+
+class _Config:
+    def __init__(self, *states: StateSpec) -> None:
+        self._states = states
+
+    def state_specs(self) -> tuple[StateSpec, ...]:
+        return self._states
+
+
+def test_models_with_states_go_to_the_cpu_and_say_so(
+    machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recurrent, other = _Config(StateSpec(96, 4, 2, 2, 16, 16)), _Config()
+    assert gpu_for(other, LoadOptions()) is CARD
+    with caplog.at_level(logging.WARNING, logger="hipfire"):
+        assert gpu_for(recurrent, LoadOptions()) is None
+    assert "gated DeltaNet layers do not run on GPUs" in caplog.text
+    assert gpu_for(recurrent, LoadOptions(device="cpu")) is None
+    with pytest.raises(UnsupportedError, match="do not run on GPUs"):
+        gpu_for(recurrent, LoadOptions(device="gpu"))

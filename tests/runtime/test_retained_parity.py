@@ -45,7 +45,9 @@ def retained_of(steps: Steps) -> RetainedDecode:
     return steps.replay
 
 
-@pytest.mark.parametrize(("kind", "mode", "batch"), [("llama", "bf16", 1), ("gemma3", "q8", 3)])
+@pytest.mark.parametrize(
+    ("kind", "mode", "batch"), [("llama", "bf16", 1), ("gemma3", "q8", 3), ("qwen3_5", "bf16", 2)]
+)
 def test_programs_of_the_cpu_engine_are_exact_at_15_positions(
     tiny_runner: Callable[..., Runner], kind: str, mode: str, batch: int
 ) -> None:
@@ -53,7 +55,11 @@ def test_programs_of_the_cpu_engine_are_exact_at_15_positions(
     # the prompts end in a chunk of one token, and the steps cross the border of a chunk of keys
     found = compared(runner, Plan(context=63, positions=15, batch=batch))
     assert found["exact"], found["first_divergence"]
-    assert found["equal"] == {"logits": True, "kv": True, "scratch": True}
+    state = {"state": True} if runner.recurrent else {}
+    assert found["equal"] == {"logits": True, "kv": True, "scratch": True, **state}
+    if runner.recurrent:
+        # the step writes all of a state: 384 channels of 3 inputs and 4 matrices of 32 x 64
+        assert found["arms"]["eager"]["state"]["bytes"] == batch * 4 * (384 * 3 + 4 * 32 * 64)
     assert found["arms"]["eager"] == found["arms"]["prepared"] == found["arms"]["relaunched"]
     assert found["arms"]["eager"]["logits"]["bytes"] == batch * 264 * 4
     assert all(guard["equal"] and guard["bytes"] > 10_000 for guard in found["guard"].values())

@@ -63,3 +63,39 @@ class CacheSpec:
     kv_heads: int
     head_dim: int
     window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What one gated DeltaNet layer keeps of a sequence, in float32.
+
+    `channels` and `width` are those of its convolution, which keeps the last `width - 1` inputs; the matrix
+    has `key_dim` rows and `value_dim` columns for each of `value_heads`. `key_heads` share them out.
+    """
+
+    channels: int
+    width: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def tail_shape(self) -> tuple[int, int]:
+        """Return the shape of the convolution's tail."""
+        return self.channels, self.width - 1
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """Return the shape of the matrix."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
+    def tail_nbytes(self) -> int:
+        """Return the bytes of the convolution's tail."""
+        return 4 * math.prod(self.tail_shape)
+
+    @property
+    def matrix_nbytes(self) -> int:
+        """Return the bytes of the matrix."""
+        return 4 * math.prod(self.matrix_shape)

@@ -15,6 +15,7 @@ import torch
 from hipfire.base.errors import InternalError
 from hipfire.base.types import CacheSpec
 from hipfire.cache.kv import KvMode, LayerCaches, Step
+from hipfire.cache.states import StateStore
 from hipfire.kernels.block_cache import (
     BLOCK,
     BLOCK_ATTENTION,
@@ -87,13 +88,19 @@ class BlockCache(LayerCaches):
     """
 
     def __init__(
-        self, specs: Sequence[CacheSpec], *, mode: KvMode, max_seq: int, memory: CacheMemory
+        self,
+        specs: Sequence[CacheSpec],
+        *,
+        mode: KvMode,
+        max_seq: int,
+        memory: CacheMemory,
+        states: StateStore | None = None,
     ) -> None:
         self._memory = memory
         buffer = memory.buffer()
         if tuple(buffer.shape[1:]) != (block_count(max_seq), block_nbytes(specs, mode)):
             raise InternalError(f"memory {tuple(buffer.shape)} does not fit a cache of {max_seq} positions")
-        super().__init__(specs, mode, buffer.shape[0], max_seq, _views(buffer, specs, mode))
+        super().__init__(specs, mode, buffer.shape[0], max_seq, _views(buffer, specs, mode), states)
 
     def ensure(self, slot: int, rows: int) -> None:
         """See to it that the first `rows` positions of a slot have memory.

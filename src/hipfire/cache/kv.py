@@ -14,6 +14,7 @@ import torch
 
 from hipfire.base.errors import UnsupportedError, ValidationError
 from hipfire.base.types import CacheSpec
+from hipfire.cache.states import StateStore
 from hipfire.kernels.attention import ATTENTION, ATTENTION_Q8
 from hipfire.kernels.attention_input import ATTENTION_INPUT, ATTENTION_INPUT_Q8
 from hipfire.kernels.kv_cache import Q8_BYTES, Q8_ELEMENTS
@@ -86,7 +87,10 @@ def kv_nbytes(specs: Sequence[CacheSpec], mode: KvMode, slots: int, max_seq: int
 
 
 class LayerCaches:
-    """The caches of all layers of one model, wherever their memory is: one of keys and one of values each."""
+    """The caches of all layers of one model, wherever their memory is: one of keys and one of values each.
+
+    `states` are what its recurrent layers keep, None where there are no such layers.
+    """
 
     def __init__(
         self,
@@ -95,11 +99,13 @@ class LayerCaches:
         slots: int,
         max_seq: int,
         caches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        states: StateStore | None = None,
     ) -> None:
         self.specs = tuple(specs)
         self.mode = mode
         self.slots = slots
         self.max_seq = max_seq
+        self.states = states
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         for keys, values in caches:
@@ -152,6 +158,7 @@ class KvCache(LayerCaches):
         slots: int,
         max_seq: int,
         device: torch.device | str = "cpu",
+        states: StateStore | None = None,
     ) -> None:
         def buffer(spec: CacheSpec) -> torch.Tensor:
             shape = (slots, max_seq, spec.kv_heads, mode.row_items(spec.head_dim))
@@ -159,7 +166,7 @@ class KvCache(LayerCaches):
 
         keys = [buffer(spec) for spec in specs]
         values = [buffer(spec) for spec in specs]
-        super().__init__(specs, mode, slots, max_seq, zip(keys, values, strict=True))
+        super().__init__(specs, mode, slots, max_seq, zip(keys, values, strict=True), states)
 
     def ensure(self, slot: int, rows: int) -> None:
         """Do nothing: all rows of all slots are there from the start."""

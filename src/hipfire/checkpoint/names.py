@@ -14,9 +14,11 @@ from typing import Literal
 from hipfire.base.errors import ArtifactError
 from hipfire.base.types import TensorInfo
 from hipfire.checkpoint.source import Checkpoint
+from hipfire.checkpoint.stacks import StackPiece, find_pieces, stack_info
 
-# q_rows, k_rows: rotary rows are interleaved per query or key head; minus_one: values are stored plus one
-Change = Literal["none", "q_rows", "k_rows", "minus_one"]
+# q_rows, k_rows: rotary rows are interleaved per query or key head; minus_one: values are stored plus one;
+# log_negative: of x, -exp(x) is stored; gate_rows: in every source, a head's gates follow its queries
+Change = Literal["none", "q_rows", "k_rows", "minus_one", "log_negative", "gate_rows"]
 
 # wrappers that multimodal and older checkpoints put around the text model's names, in the order tried
 PREFIXES = (
@@ -30,11 +32,15 @@ PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """One tensor's canonical name and its GGUF name; `{i}` stands for the layer index in both."""
+    """One tensor's canonical name and its GGUF name; `{i}` stands for the layer index in both.
+
+    A stack of experts has `forms` besides, the other ways in which files hold it: see `stacks.find_pieces`.
+    """
 
     canonical: str
     gguf: str
     change: Change = "none"
+    forms: tuple[tuple[str, ...], ...] = ()
 
 
 # the names that decoder-only models of all families share; a model adds its own or replaces some
@@ -65,10 +71,19 @@ def override_rules(rules: Sequence[NameRule], *own: NameRule) -> tuple[NameRule,
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor found in a checkpoint, with the change that leads to its canonical form."""
+    """A tensor found in a checkpoint, with the change that leads to its canonical form.
+
+    A stack of experts is made of `pieces`, and `info` describes the whole.
+    """
 
     info: TensorInfo
     change: Change = "none"
+    pieces: tuple[StackPiece, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the stored tensors that hold it."""
+        return tuple(piece.info.name for piece in self.pieces) or (self.info.name,)
 
 
 class NamedCheckpoint:
@@ -88,16 +103,24 @@ class NamedCheckpoint:
 
     def find(self, name: str) -> StoredTensor | None:
         """Return where the canonical tensor `name` is stored, or None if the checkpoint lacks it."""
+        rule = self._rules.get(name)
+        stored = name if rule is None or not self._gguf else rule.gguf
+        if rule is not None and rule.forms:
+            pieces = find_pieces(stored, rule.forms, self._find)
+            return StoredTensor(stack_info(name, pieces), pieces=pieces) if pieces else None
+        info = self._find(stored)
+        return None if info is None else StoredTensor(info, self.change_of(name))
+
+    def _find(self, name: str) -> TensorInfo | None:
+        """Return the stored tensor of this name, or of the same with another wrapper's prefix."""
         tensors = self.checkpoint.tensors
         if self._gguf:
-            rule = self._rules.get(name)
-            info = tensors.get(name if rule is None else rule.gguf)
-            return None if info is None else StoredTensor(info, self.change_of(name))
+            return tensors.get(name)
         for old, new in PREFIXES:
             if name.startswith(old):
                 info = tensors.get(new + name[len(old) :])
                 if info is not None:
-                    return StoredTensor(info, self.change_of(name))
+                    return info
         return None
 
     def change_of(self, name: str) -> Change:
@@ -105,7 +128,11 @@ class NamedCheckpoint:
         rule = self._rules.get(name)
         if rule is None:
             return "none"
-        if self._gguf or (self._interleaved and rule.change in ("q_rows", "k_rows")):
+        if (
+            self._gguf
+            or rule.change == "gate_rows"
+            or (self._interleaved and rule.change in ("q_rows", "k_rows"))
+        ):
             return rule.change
         return "none"
 
@@ -137,7 +164,7 @@ class NamedCheckpoint:
     def unknown(self, used: Iterable[str]) -> list[str]:
         """Return the stored tensors that none of the `used` canonical names refers to, in file order."""
         found = (self.find(name) for name in used)
-        taken = {stored.info.name for stored in found if stored is not None}
+        taken = {name for stored in found if stored is not None for name in stored.names}
         return [name for name in self.checkpoint.tensors if name not in taken]
 
 
@@ -154,5 +181,7 @@ def expand_rules(rules: Sequence[NameRule], layers: int) -> list[NameRule]:
             continue
         for index in range(layers):
             canonical = rule.canonical.replace("{i}", str(index))
-            expanded.append(NameRule(canonical, rule.gguf.replace("{i}", str(index)), rule.change))
+            gguf = rule.gguf.replace("{i}", str(index))
+            forms = tuple(tuple(part.replace("{i}", str(index)) for part in form) for form in rule.forms)
+            expanded.append(NameRule(canonical, gguf, rule.change, forms))
     return expanded

@@ -31,6 +31,7 @@ def quantize(
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     force: Annotated[bool, Parameter(negative="")] = False,
     device: str = "cpu",
+    keep_mtp: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(name=["--json", "-j"], negative="")] = False,
 ) -> None:
     """Convert a GGUF file or a safetensors folder into an HFQM container.
@@ -47,6 +48,8 @@ def quantize(
         Overwrite an existing file.
     device
         Where to compute: cpu, or a GPU such as cuda.
+    keep_mtp
+        Keep the head that predicts further tokens, which is listed and left out otherwise.
     json
         Print the report as JSON.
     """
@@ -65,7 +68,7 @@ def quantize(
 
     use_threads(threads)
     progress = TensorProgress(make_progress(), f"{local.path.name} to {fmt}")
-    report = convert(local.path, chosen.name, target, device=device, progress=progress)
+    report = convert(local.path, chosen.name, target, device=device, keep_mtp=keep_mtp, progress=progress)
     if json:
         write_json(report.to_json())
         return
@@ -81,8 +84,12 @@ def _print(report: QuantizeReport) -> None:
     rows = [_row(qtype_name(qtype), report.formats[qtype]) for qtype in sorted(report.formats)]
     rows.append(_row("all", report.total))
     write_table(HEADER, rows, right=frozenset(range(1, len(HEADER))))
+    drafts = set(report.mtp)
     for name in report.skipped:
-        log.logger().info(f"left out: {name} (the model has no use for it)")
+        reason = "it predicts further tokens; --keep-mtp keeps it"
+        if name not in drafts:
+            reason = "the model has no use for it"
+        log.logger().info(f"left out: {name} ({reason})")
     write(f"{printable(str(report.output))}: {size_text(report.file_bytes)} in {report.seconds:.1f} s")
 
 

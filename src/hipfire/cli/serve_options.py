@@ -66,6 +66,12 @@ class ServeFlags:
     prefill_chunk: Annotated[int | None, WHOLE] = None
     """Tokens of a prompt that are read before other requests get their next token."""
 
+    state_budget: Annotated[int | None, WHOLE] = None
+    """Most MiB of kept states of models with recurrent layers; 0 is none."""
+
+    state_interval: Annotated[int | None, WHOLE] = None
+    """Tokens of a prompt after which such a state is kept; 0 is never."""
+
     idle_timeout: Annotated[int | None, WHOLE] = None
     """Seconds without a request after which the model leaves memory; 0 is never."""
 
@@ -133,6 +139,8 @@ def build_options(
         tp=value("hardware.tp"),
         activations=value("hardware.activations"),
         prefill_chunk=value("serve.prefill_chunk"),
+        state_budget=value("memory.state_budget"),
+        state_interval=value("memory.state_interval"),
         max_queue=value("serve.max_queue"),
         queue_timeout_s=value("serve.queue_timeout_ms") / 1000,
         max_request_bytes=value("serve.max_request_bytes"),

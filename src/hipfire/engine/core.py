@@ -16,7 +16,6 @@ import torch
 
 from hipfire.base.errors import HipfireError, InternalError
 from hipfire.base.log import logger
-from hipfire.cache.prefix import common_prefix
 from hipfire.engine.limits import CoreLimits
 from hipfire.engine.live import LiveTurn, Sink, failure
 from hipfire.engine.prompting import Prompting
@@ -61,7 +60,7 @@ class EngineCore:
             commit_timeout_s=limits.commit_timeout_s,
             clock=clock,
         )
-        self._slots = SlotTable(loaded.runner)
+        self._slots = SlotTable(loaded.runner, limits.state_budget, limits.state_interval)
         self._live: dict[TurnKey, LiveTurn] = {}
         self._counts: Counter[str] = Counter()
 
@@ -138,6 +137,7 @@ class EngineCore:
             "slots": self._runner.cache.slots,
             "slots_busy": len(self._slots.busy),
             "cached_rows": self._slots.cached_tokens,
+            "checkpoints": self._slots.checkpoints,
             "turns": self._scheduler.counts(),
             "totals": {name: self._counts[name] for name in _TOTALS + _TOKENS},
         }
@@ -199,7 +199,7 @@ class EngineCore:
             prompt, slot = turn.reply.history, self._slot(turn)
             if turn.began is None and (self._better_wait(turn, parts) or not self._begin(turn)):
                 continue
-            count = self._scheduler.chunk_of(key)
+            count = self._slots.room(slot, self._scheduler.chunk_of(key))
             if count > room:
                 # more than was expected has to be computed, since other rows were overwritten
                 continue
@@ -221,10 +221,9 @@ class EngineCore:
         return bool(keys)
 
     def _better_wait(self, turn: LiveTurn, parts: Mapping[TurnKey, Part]) -> bool:
-        """Say whether this step computes much of the prompt anyway, for another turn to copy from."""
+        """Say whether others compute much of the prompt anyway, for this turn to copy from."""
         prompt = turn.reply.history
-        others = [self._live[key].reply.history for key in parts]
-        shared = max((common_prefix(prompt, other) for other in others), default=0)
+        shared = self._slots.promised(prompt, [part.slot for part in parts.values()])
         return shared >= WORTH_WAITING + self._slots.reusable(self._slot(turn), prompt)
 
     def _begin(self, turn: LiveTurn) -> bool:
@@ -232,7 +231,8 @@ class EngineCore:
         prompt = turn.reply.history
         turn.began = self._clock()
         try:
-            turn.cached = turn.position = self._slots.begin(self._slot(turn), prompt)
+            slot, borders = self._slot(turn), turn.reply.prepared.borders
+            turn.cached = turn.position = self._slots.begin(slot, prompt, borders)
         except Exception as error:
             self._fail(turn, error)
             return False

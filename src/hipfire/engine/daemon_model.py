@@ -281,4 +281,6 @@ def core_limits(params: LoadParams) -> CoreLimits:
         commit_timeout_s=params.commit_timeout_s,
         default_sampling=params.sampling,
         default_max_tokens=params.max_tokens,
+        state_budget=params.state_budget << 20,
+        state_interval=params.state_interval,
     )

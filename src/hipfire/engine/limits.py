@@ -14,7 +14,8 @@ class CoreLimits:
     `max_queue` turns wait at most, each for `queue_timeout_s` seconds; a ready turn waits `commit_timeout_s`
     for its commit. Prompts are read `prefill_chunk` tokens at a time, at most as many as the model was
     loaded for; None means that many. `default_max_tokens` is cut to what the context holds; None means until
-    it is full.
+    it is full. `state_budget` is the most bytes of checkpoints of recurrent layers, of which one is taken
+    every `state_interval` tokens of a prompt.
     """
 
     max_queue: int = 64
@@ -23,3 +24,5 @@ class CoreLimits:
     commit_timeout_s: float = 30.0
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     default_max_tokens: int | None = None
+    state_budget: int = 2 << 30
+    state_interval: int = 4096

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from hipfire.base.errors import ContextLengthError, UnsupportedError, ValidationError
 from hipfire.base.sampling import GenerationParams, SamplingParams
+from hipfire.engine.borders import message_borders
 from hipfire.engine.conversation import history, thinking_names, usable_tools, with_instruction
 from hipfire.engine.grammar import Grammar, GrammarFactory
 from hipfire.engine.llm import fit_to_context
@@ -36,7 +37,9 @@ class Prepared:
     `budget` is the most tokens of the reply. `in_thinking` and `closed` say how the prompt ends. `close` are
     the tokens that end a thinking span, empty where nothing can; `cap` is the most tokens of one span, 0 for
     no bound. `tools` are those that the parser is told of, also where the template is not. `may_think`: the
-    reply may open a thought by itself. `continues`: it goes on in the prompt's own text.
+    reply may open a thought by itself. `continues`: it goes on in the prompt's own text. `borders` are
+    numbers of tokens of the prompt with which later ones are likely to begin; only models that keep a running
+    state have any.
     """
 
     prompt: list[int]
@@ -54,6 +57,7 @@ class Prepared:
     may_think: bool
     continues: bool
     warnings: tuple[str, ...]
+    borders: tuple[int, ...] = ()
 
 
 class Prompting:
@@ -111,6 +115,7 @@ class Prompting:
             may_think=request.thinking.enabled is not False and not chat.closed,
             continues=request.messages is None,
             warnings=tuple(warnings),
+            borders=chat.borders,
         )
 
     def _chat(self, request: TurnRequest, warnings: list[str]) -> tuple[list[int], _Chat]:
@@ -141,7 +146,13 @@ class Prompting:
             rendered = RenderedPrompt(rendered.text + close, rendered.caller_spans)
             in_thinking, closed = False, True
         called = tools if fmt.tools is not None else ()
-        return tokenizer.encode_chat(rendered), _Chat(fmt, in_thinking, closed, closing, cap, called)
+        prompt = tokenizer.encode_chat(rendered)
+        borders: tuple[int, ...] = ()
+        if self._loaded.runner.recurrent:
+            borders = message_borders(
+                template, messages, rendered, prompt, tokenizer, tools=shown or None, extra=extra
+            )
+        return prompt, _Chat(fmt, in_thinking, closed, closing, cap, called, borders)
 
     def _refuse_endless(self, text: str) -> None:
         """Refuse what cannot fit whatever its tokens are: cutting megabytes into tokens stalls all turns."""
@@ -189,6 +200,7 @@ class _Chat:
     close: tuple[int, ...] = ()
     cap: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
+    borders: tuple[int, ...] = ()
 
 
 def _file_sampling(defaults: SamplingParams, file: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:

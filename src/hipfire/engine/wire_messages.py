@@ -34,7 +34,8 @@ class LoadParams:
     `device` is auto, cpu, gpu, or gpu:N, and `tp` how many share the model; `kv_backend` and `activations`
     concern a GPU, `weights` and `threads` the CPU. `max_seq` is in tokens, `template_file` and
     `template_dir` are paths, times are in seconds. `sampling` and `max_tokens` stand in where neither a
-    request nor the model's file says. `max_queue` and `queue_timeout_s` of 0 are no limit.
+    request nor the model's file says. `state_budget` is in MiB, `state_interval` in tokens. `max_queue` and
+    `queue_timeout_s` of 0 are no limit.
     """
 
     max_seq: int | None = None
@@ -47,6 +48,8 @@ class LoadParams:
     tp: int = 1
     slots: int = 4
     prefill_chunk: int | None = None
+    state_budget: int = 2048
+    state_interval: int = 4096
     template_file: str | None = None
     template_dir: str | None = None
     max_queue: int = 64
@@ -59,6 +62,8 @@ class LoadParams:
         _within("params.slots", self.slots, 1, 64)
         _within("params.tp", self.tp, 1, 64)
         device_number(self.device)
+        _within("params.state_budget", self.state_budget, 0, 2**20)
+        _within("params.state_interval", self.state_interval, 0, 2**20)
         _within("params.max_queue", self.max_queue, 0, 2**20)
         _within("params.queue_timeout_s", self.queue_timeout_s, 0, 31_536_000)
         _within("params.commit_timeout_s", self.commit_timeout_s, 0, 86_400)

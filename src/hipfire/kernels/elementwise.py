@@ -21,6 +21,11 @@ def gelu_tanh_mul_ref(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(gate.float(), approximate="tanh") * up.float()
 
 
+def mul_sigmoid_ref(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(gate), float32."""
+    return x.float() * gate.float().sigmoid()
+
+
 def add_ref(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return x + y, float32."""
     return x.float() + y.float()
@@ -48,6 +53,7 @@ def _op(name: str, reference: Callable[..., torch.Tensor]) -> Op:
 
 SILU_MUL = _op("silu_mul", silu_mul_ref)
 GELU_TANH_MUL = _op("gelu_tanh_mul", gelu_tanh_mul_ref)
+MUL_SIGMOID = _op("mul_sigmoid", mul_sigmoid_ref)
 ADD = _op("add", add_ref)
 SCALE = _op("scale", scale_ref)
 SOFTCAP = _op("softcap", softcap_ref)

@@ -1,4 +1,4 @@
-"""Self-attention with grouped heads, RoPE, optional query/key norms and an optional sliding window."""
+"""Self-attention with grouped heads, RoPE, optional query/key norms, output gates and a sliding window."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hipfire.base.types import CacheSpec
+from hipfire.kernels.elementwise import MUL_SIGMOID
 from hipfire.layers.context import RopeTable, StepContext
 from hipfire.layers.linear import JoinedLinear, Linear
 from hipfire.layers.weights import WeightSource
@@ -14,7 +15,10 @@ from hipfire.layers.weights import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The sizes of one attention layer: `heads` query heads, `kv_heads` shared key/value heads."""
+    """The sizes of one attention layer: `heads` query heads, `kv_heads` shared key/value heads.
+
+    With `gated` the query projection has gates behind its queries, for the result of every head.
+    """
 
     hidden: int
     heads: int
@@ -22,6 +26,12 @@ class AttentionShape:
     head_dim: int
     scale: float
     window: int | None = None
+    gated: bool = False
+
+    @property
+    def query_rows(self) -> int:
+        """Return the rows of the query projection."""
+        return self.heads * self.head_dim * (2 if self.gated else 1)
 
     def cache_spec(self) -> CacheSpec:
         """Return what this layer needs of the cache."""
@@ -31,7 +41,7 @@ class AttentionShape:
         """Return the layer's tensor names and shapes, with the head norms where a model has them."""
         q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
-            "self_attn.q_proj.weight": (q_rows, self.hidden),
+            "self_attn.q_proj.weight": (self.query_rows, self.hidden),
             "self_attn.k_proj.weight": (kv_rows, self.hidden),
             "self_attn.v_proj.weight": (kv_rows, self.hidden),
             "self_attn.o_proj.weight": (self.hidden, q_rows),
@@ -63,7 +73,7 @@ class SelfAttention:
         self.shape = shape
         self.rope = rope
         q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        sizes = {"q": q_size, "k": kv_size, "v": kv_size}
+        sizes = {"q": shape.query_rows, "k": kv_size, "v": kv_size}
         inputs = [(f"{prefix}.{name}_proj.weight", size) for name, size in sizes.items()]
         self.inputs = JoinedLinear(weights.joined(inputs, shape.hidden))
         self.output = Linear(weights.matrix(f"{prefix}.o_proj.weight", shape.hidden, q_size))
@@ -81,8 +91,13 @@ class SelfAttention:
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Return the attention output [T, hidden] of all segments, and append their keys and values."""
         shape = self.shape
-        q, k, v = (part.view(len(part), -1, shape.head_dim) for part in self.inputs(x, step))
+        parts, gate = self.inputs(x, step), None
+        if shape.gated:
+            queries, gate = parts[0].tensor_split(2, dim=1)
+            parts = (queries, *parts[1:])
+        q, k, v = (part.view(len(part), -1, shape.head_dim) for part in parts)
         cos, sin = step.angles(self.rope)
         q = step.cache.enter(step, self.layer, q, k, v, cos, sin, *self._norms)
         seen = step.cache.attend(step, self.layer, q, shape.scale, shape.window)
-        return self.output(seen.flatten(1), step)
+        seen = seen.flatten(1)
+        return self.output(seen if gate is None else step.launcher.run(MUL_SIGMOID, seen, gate), step)

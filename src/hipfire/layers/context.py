@@ -19,8 +19,22 @@ from hipfire.kernels.launch import Launcher
 from hipfire.kernels.rope import ROPE_ANGLES
 
 
+class StateViews(Protocol):
+    """What recurrent layers keep of the sequences in all slots."""
+
+    def tail(self, layer: int) -> torch.Tensor:
+        """Return the convolution tails of a recurrent layer, float32 [slots, C, W - 1]."""
+
+    def matrix(self, layer: int) -> torch.Tensor:
+        """Return the matrices of a recurrent layer, float32 [slots, Hv, Dk, Dv]."""
+
+
 class CacheStore(Protocol):
-    """The part of a key/value cache that attention uses."""
+    """The part of a model's caches that its layers use."""
+
+    @property
+    def states(self) -> StateViews | None:
+        """What recurrent layers keep; None where there are none."""
 
     def tiles(self, lengths: Sequence[int]) -> Sequence[tuple[int, int]] | None:
         """Return how attention cuts segments of these lengths up: (first token, tokens) of every tile.
@@ -75,8 +89,10 @@ class StepContext:
 
     `rows` int64 [T, 2] holds the slot and the position of every token; the given ones if there are any,
     else those of the segments. `tiles` int32 [n, 2] is how a cache that asks for it wants tokens put
-    together. Whatever differs between steps of one shape stands in tensors, so that a recorded step can be
-    run again with other contents.
+    together, and `pieces` int32 [S, 2] what recurrent layers take together: first token and tokens of every
+    segment, segments of one sequence that follow one another as one; None where all have a single token.
+    Whatever differs between steps of one shape stands in tensors, so that a recorded step can be run again
+    with other contents.
     """
 
     def __init__(
@@ -98,6 +114,8 @@ class StepContext:
         self.rows = rows
         tiles = cache.tiles([s.length for s in self.segments])
         self.tiles = None if tiles is None else torch.tensor(tiles, dtype=torch.int32, device=device)
+        pieces = _pieces(self.segments) if cache.states is not None else None
+        self.pieces = None if pieces is None else torch.tensor(pieces, dtype=torch.int32, device=device)
         self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._rotated: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -131,3 +149,16 @@ class StepContext:
         self._rotated = None
         angles = (tensor for pair in self._angles.values() for tensor in pair)
         self.launcher.settle(*kept, *angles)
+
+
+def _pieces(segments: Sequence[Segment]) -> list[tuple[int, int]] | None:
+    """Return first token and tokens of every sequence's part of a step; None if each is a single token."""
+    pieces: list[tuple[int, int]] = []
+    first, last = 0, None
+    for segment in segments:
+        if last is not None and (segment.slot, segment.start) == (last.slot, last.start + last.length):
+            pieces[-1] = (pieces[-1][0], pieces[-1][1] + segment.length)
+        else:
+            pieces.append((first, segment.length))
+        first, last = first + segment.length, segment
+    return pieces if any(count > 1 for _, count in pieces) else None

@@ -32,8 +32,34 @@ class Block(Protocol):
         """
 
 
-class PreNormBlock:
-    """A layer that adds attention and feed-forward of the normalized input to its input."""
+class Mixer(Protocol):
+    """A part of a layer; x and result [T, hidden]."""
+
+    @property
+    def rotated(self) -> bool:
+        """Whether weights of a rotated format read its input."""
+
+    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Return its output before the residual sum."""
+
+
+class MixerBlock:
+    """A layer that adds a mixer of tokens and a feed-forward of the normalized input to its input."""
+
+    def __init__(self, mixer_norm: RmsNorm, mixer: Mixer, mlp_norm: RmsNorm, mlp: Mixer) -> None:
+        self.mixer_norm, self.mixer = mixer_norm, mixer
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+
+    def __call__(self, x: Residual, step: StepContext) -> Residual:
+        """Return the layer's output."""
+        total, n = self.mixer_norm.after(x, step, rotated=self.mixer.rotated)
+        mixed = Residual(total, self.mixer(n, step))
+        total, n = self.mlp_norm.after(mixed, step, rotated=self.mlp.rotated)
+        return Residual(total, self.mlp(n, step))
+
+
+class PreNormBlock(MixerBlock):
+    """Such a layer with attention and a gated feed-forward block."""
 
     def __init__(
         self,
@@ -51,12 +77,9 @@ class PreNormBlock:
         before_attention = weights.vector(f"{prefix}.input_layernorm.weight", hidden)
         before_mlp = weights.vector(f"{prefix}.post_attention_layernorm.weight", hidden)
         norm_eps = eps if head_norms else None
-        self.attention_norm = RmsNorm(before_attention, eps)
-        self.attention = SelfAttention(
-            weights, f"{prefix}.self_attn", index, attention, rope, norm_eps=norm_eps
-        )
-        self.mlp_norm = RmsNorm(before_mlp, eps)
-        self.mlp = GatedMlp(weights, f"{prefix}.mlp", hidden, intermediate, activation)
+        mixer = SelfAttention(weights, f"{prefix}.self_attn", index, attention, rope, norm_eps=norm_eps)
+        mlp = GatedMlp(weights, f"{prefix}.mlp", hidden, intermediate, activation)
+        super().__init__(RmsNorm(before_attention, eps), mixer, RmsNorm(before_mlp, eps), mlp)
 
     @staticmethod
     def tensors(
@@ -69,13 +92,6 @@ class PreNormBlock:
             "post_attention_layernorm.weight": (attention.hidden,),
             **mlp_tensors(attention.hidden, intermediate),
         }
-
-    def __call__(self, x: Residual, step: StepContext) -> Residual:
-        """Return the layer's output."""
-        total, n = self.attention_norm.after(x, step, rotated=self.attention.rotated)
-        attended = Residual(total, self.attention(n, step))
-        total, n = self.mlp_norm.after(attended, step, rotated=self.mlp.rotated)
-        return Residual(total, self.mlp(n, step))
 
 
 class Decoder:

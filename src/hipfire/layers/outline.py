@@ -51,7 +51,9 @@ def outline(blocks: Sequence[Item]) -> tuple[Item, ...]:
 
 
 def _is_part(value: Any) -> bool:
-    return type(value).__module__.startswith(("hipfire.layers.", "hipfire.models.", "hipfire.kernels.packed"))
+    return type(value).__module__.startswith(
+        ("hipfire.layers.", "hipfire.models.", "hipfire.kernels.packed", "hipfire.kernels.experts")
+    )
 
 
 def _attributes(value: Any) -> dict[str, Any]:

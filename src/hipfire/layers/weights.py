@@ -15,6 +15,7 @@ import torch
 from hipfire.base.errors import InternalError
 from hipfire.kernels.collective import SPREAD_OPS, Spread
 from hipfire.kernels.elementwise import GATHER_ROWS
+from hipfire.kernels.experts import Experts
 from hipfire.kernels.fwht import INVERSE_FWHT
 from hipfire.kernels.launch import Launcher
 from hipfire.kernels.linear import DEQUANTIZE, LINEAR
@@ -142,6 +143,39 @@ def split_matrix(matrix: PackedMatrix, fmt: WeightFormat, rows: Sequence[int]) -
     return Joined(tuple(parts), matrix)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """One projection of all experts: the canonical tensor `name` of [experts, rows, cols].
+
+    An expert's rows are `sections` of equal length, one below the other, such as gate and up. `shared` names
+    the matrices of the same sections of a shared expert of equal size, if there is one.
+    """
+
+    name: str
+    experts: int
+    rows: int
+    cols: int
+    sections: int = 1
+    shared: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertStack:
+    """One projection of all experts, in the stored basis of its format (rotated formats stay rotated).
+
+    With `shared` the shared expert is the last of the stack.
+    """
+
+    format: WeightFormat
+    stack: Experts
+    shared: bool = False
+
+    @property
+    def rotated(self) -> bool:
+        """Tell whether products are made in the basis of rotated weights."""
+        return self.format.rotated
+
+
 class WeightSource(Protocol):
     """Where a model gets its tensors, under canonical names, all on one device."""
 
@@ -155,11 +189,36 @@ class WeightSource(Protocol):
     def joined(self, parts: Sequence[tuple[str, int]], cols: int) -> Joined:
         """Return matrices (name, rows) that read the same activations [T, cols]; raises as `matrix`."""
 
-    def vector(self, name: str, size: int) -> torch.Tensor:
-        """Return the vector `name` as float32 [size]; ArtifactError if it is missing or of another size."""
+    def experts(self, projections: Sequence[ExpertTensors]) -> tuple[ExpertStack, ...]:
+        """Return projections of the same experts, each in one stack; raises as `matrix`.
+
+        The shared expert is in all of the stacks, or in none where its formats are not theirs. Raises
+        UnsupportedError where the experts of a projection differ in their formats, or have one that this
+        device's kernels for experts do not take.
+        """
+
+    def vector(self, name: str, *shape: int) -> torch.Tensor:
+        """Return the small tensor `name` as float32 of this shape; raises as `matrix`."""
 
     def has(self, name: str) -> bool:
         """Tell whether the checkpoint holds a tensor of this canonical name."""
+
+
+def row_order(change: str, rows: int, *, heads: int, kv_heads: int) -> torch.Tensor | None:
+    """Return the row indices [rows] that undo a matrix's `Change`; None where its rows are in order."""
+    if change == "gate_rows":
+        return gate_row_order(rows, heads)
+    if change in ("q_rows", "k_rows"):
+        return rope_row_order(rows, heads if change == "q_rows" else kv_heads)
+    return None
+
+
+def gate_row_order(rows: int, heads: int) -> torch.Tensor:
+    """Return the row indices [rows] that put the query rows of all heads before the gate rows of all heads.
+
+    Checkpoints store the queries of a head and then its gates, head by head.
+    """
+    return torch.arange(rows).view(heads, 2, rows // heads // 2).transpose(0, 1).reshape(-1)
 
 
 def rope_row_order(rows: int, heads: int) -> torch.Tensor:

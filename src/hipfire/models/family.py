@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from hipfire.base.errors import InternalError, UnsupportedError
-from hipfire.base.types import CacheSpec
+from hipfire.base.types import CacheSpec, StateSpec
 from hipfire.checkpoint.names import NameRule
 from hipfire.layers.context import StepContext
 from hipfire.layers.weights import WeightSource
@@ -32,7 +32,10 @@ class ModelConfig(Protocol):
         """The sizes that all families share."""
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """Return what every layer needs of the cache, in layer order."""
+        """Return what every attention layer needs of the cache, in layer order."""
+
+    def state_specs(self) -> tuple[StateSpec, ...]:
+        """Return what every recurrent layer keeps of a sequence, in layer order."""
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Return the canonical names and shapes of all tensors that the model reads."""

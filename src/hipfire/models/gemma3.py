@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hipfire.base.errors import ArtifactError, UnsupportedError
-from hipfire.base.types import CacheSpec
+from hipfire.base.types import CacheSpec, StateSpec
 from hipfire.checkpoint.names import DECODER_RULES, NameRule, override_rules
 from hipfire.layers.attention import AttentionShape, SelfAttention
 from hipfire.layers.context import RopeTable, StepContext
@@ -126,6 +126,10 @@ class Config:
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """Return what every layer needs of the cache."""
         return tuple(self.attention_shape(kind).cache_spec() for kind in self.kinds)
+
+    def state_specs(self) -> tuple[StateSpec, ...]:
+        """Return (): no layer is recurrent."""
+        return ()
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Return the canonical names and shapes of all tensors that the model needs."""

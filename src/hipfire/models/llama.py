@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hipfire.base.types import CacheSpec
+from hipfire.base.types import CacheSpec, StateSpec
 from hipfire.checkpoint.names import DECODER_RULES, NameRule, override_rules
 from hipfire.layers.decoder import EMBEDDING, FINAL_NORM, Decoder, PreNormBlock, decoder_tensors, head_weight
 from hipfire.layers.linear import Embedding
@@ -58,6 +58,10 @@ class Config:
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """Return one full-length cache per layer."""
         return (self.sizes.attention_shape().cache_spec(),) * self.sizes.layers
+
+    def state_specs(self) -> tuple[StateSpec, ...]:
+        """Return (): no layer is recurrent."""
+        return ()
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Return the canonical names and shapes of all tensors that the model needs."""

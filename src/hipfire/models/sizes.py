@@ -44,17 +44,25 @@ class Sizes:
 
     @classmethod
     def from_hf(
-        cls, fields: Fields, *, head_dim: int | None, max_positions: int, tied: bool, eps: float = 1e-6
+        cls,
+        fields: Fields,
+        *,
+        head_dim: int | None,
+        max_positions: int,
+        tied: bool,
+        eps: float = 1e-6,
+        intermediate: str = "intermediate_size",
     ) -> Sizes:
         """Read the fields that all families share; the arguments are the family's defaults.
 
-        `head_dim` None means that the hidden width divided by the heads is the default.
+        `head_dim` None means that the hidden width divided by the heads is the default. `intermediate` names
+        the field of the feed-forward width.
         """
         hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
         return cls(
             vocab_size=fields.integer("vocab_size"),
             hidden=hidden,
-            intermediate=fields.integer("intermediate_size"),
+            intermediate=fields.integer(intermediate),
             layers=fields.integer("num_hidden_layers"),
             heads=heads,
             kv_heads=fields.integer("num_key_value_heads", heads),
@@ -65,19 +73,32 @@ class Sizes:
         )
 
     @classmethod
-    def from_gguf(cls, fields: GgufFields) -> Sizes:
-        """Read the keys that all GGUF architectures share; per-layer values must agree."""
-        layers = fields.integer("block_count")
+    def from_gguf(
+        cls,
+        fields: GgufFields,
+        *,
+        rotary: int | None = None,
+        drafts: int = 0,
+        intermediate: str = "feed_forward_length",
+    ) -> Sizes:
+        """Read the keys that all GGUF architectures share; per-layer values must agree.
+
+        `rotary` dims of a head are rotated, all of them unless given. The last `drafts` blocks are no part of
+        the model proper. `intermediate` is the key of the feed-forward width; any but the usual one is that
+        of a mixture of experts.
+        """
+        layers = fields.integer("block_count") - drafts
         hidden = fields.integer("embedding_length")
         heads = fields.uniform("attention.head_count", layers)
         head_dim = fields.integer("attention.key_length", hidden // max(heads, 1))
         fields.require("attention.value_length", (head_dim,), head_dim)
-        fields.require("rope.dimension_count", (head_dim,), head_dim)
-        fields.require("expert_count", (0,), 0)
+        fields.require("rope.dimension_count", (rotary or head_dim,), rotary or head_dim)
+        if intermediate == "feed_forward_length":
+            fields.require("expert_count", (0,), 0)
         return cls(
             vocab_size=fields.vocab_rows(),
             hidden=hidden,
-            intermediate=fields.uniform("feed_forward_length", layers),
+            intermediate=fields.uniform(intermediate, layers),
             layers=layers,
             heads=heads,
             kv_heads=fields.uniform("attention.head_count_kv", layers, heads),

@@ -7,7 +7,7 @@ as floats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -75,25 +75,34 @@ class Packing:
         Returns a bool [rows]: whether all scales and minima of a row are finite, as stored in the target.
         """
         sound = torch.empty(data.shape[0], dtype=torch.bool, device=data.device)
+        for taken in self._chunks(target, data):
+            rows = slice(first + taken.start, first + taken.stop)
+            sound[taken] = self._fill(target, rows, data[taken])
+        return sound
+
+    def fill_rows(self, target: PackedMatrix, rows: Tensor, data: Tensor) -> Tensor:
+        """Pack uint8 `data` [n, bytes of a row] into the given rows, int64 [n], of `target`; as `fill`."""
+        sound = torch.empty(data.shape[0], dtype=torch.bool, device=data.device)
+        for taken in self._chunks(target, data):
+            sound[taken] = self._fill(target, rows[taken], data[taken])
+        return sound
+
+    def _chunks(self, target: PackedMatrix, data: Tensor) -> Iterator[slice]:
         chunk = _PAIRED_CHUNK if self.split in _PAIRED else _CHUNK
         step = max(1, chunk // max(1, target.cols))
         for begin in range(0, data.shape[0], step):
-            part = data[begin : begin + step]
-            sound[begin : begin + part.shape[0]] = self._fill(target, first + begin, part)
-        return sound
+            yield slice(begin, min(begin + step, data.shape[0]))
 
-    def _fill(self, target: PackedMatrix, first: int, data: Tensor) -> Tensor:
+    def _fill(self, target: PackedMatrix, taken: slice | Tensor, data: Tensor) -> Tensor:
         rows, layout = data.shape[0], self.layout
-        taken = slice(first, first + rows)
         parts = self.split(data.reshape(-1, self.block.nbytes))
         if parts.paired:
             # bytes are as the target wants them: only the order of words is another
             words = parts.codes.reshape(rows, -1)[:, : target.units * UNIT // 2].view(torch.int32)
-            target.codes[taken].view(torch.int32).copy_(
-                words.view(rows, target.units, 4).transpose(1, 2).reshape(rows, 4, -1)
-            )
+            ordered = words.view(rows, target.units, 4).transpose(1, 2)
+            target.codes.view(torch.int32)[taken] = ordered.reshape(rows, 4, -1)
         else:
-            self._fill_codes(target, taken, parts.codes)
+            self._fill_codes(target, taken, parts.codes, rows)
         groups = target.scales.shape[1]
         target.scales[taken] = parts.scales.reshape(rows, -1)[:, :groups].to(layout.scale_type)
         # a sum is finite if all that it adds up is
@@ -103,8 +112,7 @@ class Packing:
             total += target.minima[taken].sum(dim=1, dtype=torch.float32)
         return torch.isfinite(total)
 
-    def _fill_codes(self, target: PackedMatrix, taken: slice, codes: Tensor) -> None:
-        rows = taken.stop - taken.start
+    def _fill_codes(self, target: PackedMatrix, taken: slice | Tensor, codes: Tensor, rows: int) -> None:
         codes = codes.reshape(rows, -1)[:, : target.units * UNIT]
         # [rows, unit, word, byte, parity] -> [rows, parity, word, unit, byte]
         ordered = codes.reshape(rows, target.units, 4, 4, 2).permute(0, 4, 2, 1, 3)

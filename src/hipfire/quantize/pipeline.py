@@ -10,50 +10,28 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from hipfire.base.errors import ArtifactError, UnsupportedError, ValidationError
-from hipfire.base.qtypes import BLOCKS, QType
-from hipfire.base.types import TensorInfo
 from hipfire.checkpoint.gguf import GgufFile
 from hipfire.checkpoint.hfq_writer import container_nbytes, write_hfq
-from hipfire.checkpoint.names import NamedCheckpoint, StoredTensor
+from hipfire.checkpoint.names import Change
 from hipfire.checkpoint.safetensors import SafetensorsModel
 from hipfire.checkpoint.source import Checkpoint, open_checkpoint
 from hipfire.layers.weights import rope_row_order
-from hipfire.models.family import ModelConfig
 from hipfire.quant.format import WeightFormat
 from hipfire.quant.registry import format_of
 from hipfire.quantize.metadata import container_metadata
-from hipfire.quantize.policy import Recipe, recipe
+from hipfire.quantize.plan import PlannedTensor, SourceRows, plan_tensors
+from hipfire.quantize.policy import recipe
 from hipfire.quantize.report import FormatFigures, NoProgress, ProgressSink, QuantizeReport
-from hipfire.runtime.identify import named_checkpoint, read_config, unused_tensors
-from hipfire.runtime.weights import mapped_tensor
+from hipfire.runtime.identify import draft_head, named_checkpoint, read_config, unused_tensors
+from hipfire.runtime.weights import mapped_tensor, undo_change
 
 # weights converted at once: 16 MiB as float32, several times that in temporaries
 CHUNK_ELEMENTS = 1 << 22
-
-# formats that hold the same bytes under two numbers, so that a copy loses nothing
-SAME_BYTES: Mapping[int, int] = {
-    QType.GGUF_Q8_0: QType.Q8F16,
-    QType.GGUF_F16: QType.F16,
-    QType.GGUF_F32: QType.F32,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTensor:
-    """One tensor of the container: where it comes from and what it becomes.
-
-    `copied` tells that the source's bytes already are in the wanted format.
-    """
-
-    info: TensorInfo
-    source: StoredTensor
-    copied: bool
 
 
 def quantize(
@@ -62,12 +40,14 @@ def quantize(
     out: Path,
     *,
     device: str = "cpu",
+    keep_mtp: bool = False,
     progress: ProgressSink | None = None,
 ) -> QuantizeReport:
     """Convert the checkpoint at `source` by the recipe named `fmt` and write the container `out`.
 
-    Raises ValidationError, UnsupportedError or ArtifactError before anything is written if the source
-    cannot be converted; an interruption leaves an older `out` as it was.
+    With `keep_mtp` the container has the tensors of a head that predicts further tokens, too. Raises
+    ValidationError, UnsupportedError or ArtifactError before anything is written if the source cannot be
+    converted; an interruption leaves an older `out` as it was.
     """
     chosen = recipe(fmt)
     sink = progress or NoProgress()
@@ -76,14 +56,15 @@ def quantize(
         _check_not_source(out, checkpoint)
         family, config = read_config(checkpoint)
         named = named_checkpoint(checkpoint, family, config)
-        plan = plan_tensors(named, config, chosen)
-        report = QuantizeReport(checkpoint.path, out, chosen.name)
+        report = QuantizeReport(checkpoint.path, out, chosen.name, keeps_mtp=keep_mtp)
         report.skipped = unused_tensors(named, config)
+        report.mtp = draft_head(named, config)
+        plan = plan_tensors(named, config, chosen, _kept(checkpoint, report))
         metadata = container_metadata(checkpoint, config, chosen.name)
         infos = [planned.info for planned in plan]
         _check_space(out, container_nbytes(family.arch_id, metadata, infos))
         began = time.perf_counter()
-        sink.start(sum(planned.source.info.nbytes for planned in plan), len(plan))
+        sink.start(sum(planned.source_nbytes for planned in plan), len(plan))
         try:
             heads = {"q_rows": config.sizes.heads, "k_rows": config.sizes.kv_heads}
             converter = Converter(checkpoint, heads, target_device, report, sink)
@@ -94,34 +75,6 @@ def quantize(
         report.seconds = time.perf_counter() - began
         report.file_bytes = out.stat().st_size
         return report
-
-
-def plan_tensors(named: NamedCheckpoint, config: ModelConfig, chosen: Recipe) -> list[PlannedTensor]:
-    """Return the container's tensors in the order of their names; ArtifactError if one is missing."""
-    plan = [
-        _planned(name, named.require(name, shape), shape, chosen) for name, shape in config.tensors().items()
-    ]
-    for name in config.optional_tensors():
-        stored = named.find(name)
-        if stored is not None:
-            plan.append(_planned(name, stored, stored.info.shape, chosen))
-    return sorted(plan, key=lambda planned: planned.info.name)
-
-
-def _planned(name: str, stored: StoredTensor, shape: tuple[int, ...], chosen: Recipe) -> PlannedTensor:
-    qtype = chosen.qtype(name, shape)
-    fmt = format_of(qtype)
-    info = TensorInfo(name, qtype, shape, 0, BLOCKS[qtype].elements if BLOCKS[qtype].elements > 1 else 0)
-    rows, cols = info.rows_cols
-    info = TensorInfo(name, qtype, shape, fmt.nbytes(rows, cols), info.group_size)
-    if not format_of(stored.info.qtype).has_whole_rows(stored.info.nbytes, rows, cols):
-        raise UnsupportedError(
-            f"tensor {stored.info.name} is packed across its rows",
-            hint="convert the original checkpoint instead of this container",
-        )
-    same = SAME_BYTES.get(stored.info.qtype, stored.info.qtype) == qtype
-    copied = same and stored.change != "minus_one" and stored.info.nbytes == info.nbytes
-    return PlannedTensor(info, stored, copied)
 
 
 class Converter:
@@ -143,53 +96,74 @@ class Converter:
 
     def chunks(self, planned: PlannedTensor) -> Iterator[memoryview]:
         """Yield the tensor's bytes in the container, a chunk of rows at a time."""
-        rows, cols = planned.info.rows_cols
         target = format_of(planned.info.qtype)
-        source = format_of(planned.source.info.qtype)
         figures = self._report.formats.setdefault(planned.info.qtype, FormatFigures())
         figures.tensors += 1
         figures.weights += planned.info.numel
         figures.nbytes += planned.info.nbytes
+        cols = planned.info.rows_cols[1]
         step = max(1, CHUNK_ELEMENTS // max(cols, 1))
-        done = 0
-        for begin in range(0, rows, step):
-            end = min(begin + step, rows)
-            packed = self._rows(planned, begin, end)
-            values = self._values(planned, source, packed, begin, end)
-            figures.squared_source += _sum_of_squares(values)
-            encoded = packed
-            if not planned.copied:
-                encoded = _encoded(planned.source.info.name, values, target)
-                figures.squared_error += _sum_of_squares(target.dense(encoded, end - begin, cols) - values)
-            yield encoded.cpu().numpy().data
-            share = planned.source.info.nbytes * end // rows
-            self._sink.tensor(planned.info.name, share - done)
-            done = share
-            self._checkpoint.release(planned.source.info.name)
+        for part in planned.parts:
+            done = 0
+            for begin in range(0, part.rows, step):
+                end = min(begin + step, part.rows)
+                packed = self._rows(part, planned.change, begin, end)
+                values = self._values(part, planned, packed, begin, end)
+                figures.squared_source += _sum_of_squares(values)
+                encoded = packed
+                if not planned.copied:
+                    encoded = _encoded(part.info.name, values, target)
+                    # without a name for what is decoded, which would stay in memory for the next chunk
+                    figures.squared_error += _sum_of_squares(
+                        target.dense(encoded, end - begin, cols) - values
+                    )
+                yield encoded.cpu().numpy().data
+                share = part.nbytes * end // part.rows
+                self._sink.tensor(planned.info.name, share - done)
+                done = share
+                self._checkpoint.release(part.info.name)
 
-    def _rows(self, planned: PlannedTensor, begin: int, end: int) -> torch.Tensor:
-        """Return packed source rows begin .. end of the tensor, in the canonical order of rows."""
-        rows = planned.info.rows_cols[0]
-        packed = mapped_tensor(self._checkpoint.raw(planned.source.info.name)).view(rows, -1)
-        heads = self._heads.get(planned.source.change)
+    def _rows(self, part: SourceRows, change: Change, begin: int, end: int) -> torch.Tensor:
+        """Return packed rows begin .. end of a part, in the canonical order of rows."""
+        packed = mapped_tensor(self._checkpoint.raw(part.info.name)).view(part.total, -1)
+        heads = self._heads.get(change)
         if heads is None:
-            return packed[begin:end].reshape(-1)
-        return packed.index_select(0, rope_row_order(rows, heads)[begin:end]).reshape(-1)
+            return packed[part.first + begin : part.first + end].reshape(-1)
+        return packed.index_select(0, rope_row_order(part.total, heads)[begin:end]).reshape(-1)
 
     def _values(
-        self, planned: PlannedTensor, source: WeightFormat, packed: torch.Tensor, begin: int, end: int
+        self, part: SourceRows, planned: PlannedTensor, packed: torch.Tensor, begin: int, end: int
     ) -> torch.Tensor:
         """Return the canonical values of packed rows begin .. end as float32 [end - begin, cols]."""
+        source = format_of(part.info.qtype)
         values = source.dense(packed.to(self._device), end - begin, planned.info.rows_cols[1])
         if not math.isfinite(_largest(values)):
             row, column = (~torch.isfinite(values)).nonzero()[0].tolist()
+            place = f"row {part.first + begin + row}, block {column // source.group}"
             raise ArtifactError(
-                f"holds a value that is not finite in row {begin + row}, block {column // source.group}",
+                f"holds a value that is not finite in {place}",
                 path=self._checkpoint.path,
-                field=f"tensor {planned.source.info.name}",
+                field=f"tensor {part.info.name}",
                 hint="the file is damaged; download or convert it again",
             )
-        return values - 1.0 if planned.source.change == "minus_one" else values
+        return undo_change(values, planned.change)
+
+
+def _kept(checkpoint: Checkpoint, report: QuantizeReport) -> tuple[str, ...]:
+    """Return the tensors that the container has although the model does not read them."""
+    if not report.keeps_mtp:
+        return ()
+    if checkpoint.kind == "gguf":
+        raise UnsupportedError(
+            "a head that predicts further tokens cannot be kept from a GGUF file",
+            hint="convert the original checkpoint, or leave --keep-mtp out",
+        )
+    if not report.mtp:
+        raise ValidationError(
+            "this checkpoint has no head that predicts further tokens", hint="leave --keep-mtp out"
+        )
+    report.skipped = [name for name in report.skipped if name not in set(report.mtp)]
+    return tuple(report.mtp)
 
 
 def _encoded(name: str, values: torch.Tensor, target: WeightFormat) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Which tensor gets which format: one table of recipes, one table of roles.
 
 Decisions follow the newest generation of the original where generations differ; docs/formats.md lists the
-choices. A decision depends on a tensor's canonical name and shape alone, so the plan is complete before any
-work.
+choices. A decision depends on a tensor's canonical name and shape, and on whether the model is a mixture of
+experts, so the plan is complete before any work.
 """
 
 from __future__ import annotations
@@ -14,16 +14,24 @@ from typing import Literal
 from hipfire.base.errors import ValidationError
 from hipfire.base.qtypes import QType
 
-Role = Literal["embedding", "frequencies", "small", "matrix"]
+Role = Literal["embedding", "rates", "small", "router", "mixer", "matrix"]
 
 # matrices with fewer weights than this stay in half precision
 SMALLEST_MATRIX = 32
 ROTATION = 256
 
+# which experts a token takes hangs on small differences
+ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
+# what every token passes in a mixture of experts, where it is a small part of the weights
+MIXERS = ("self_attn.", "linear_attn.", "lm_head.")
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A `--format`: the formats of matrices whose rows divide into 256, of ragged ones, and of embeddings."""
+    """A `--format`: the formats of matrices whose rows divide into 256, of ragged ones, and of embeddings.
+
+    What embeddings have is also the format of routers, and of all but the experts in a mixture of experts.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -32,14 +40,17 @@ class Recipe:
     embedding: QType
     summary: str
 
-    def qtype(self, name: str, shape: tuple[int, ...]) -> QType:
-        """Return the format of a tensor, by canonical name and [out, in] shape."""
+    def qtype(self, name: str, shape: tuple[int, ...], *, mixture: bool = False) -> QType:
+        """Return the format of a tensor, by canonical name and [out, in] shape.
+
+        `mixture` tells that it belongs to a mixture of experts.
+        """
         kind = role(name, shape)
-        if kind == "frequencies":
+        if kind == "rates":
             return QType.F32
         if kind == "small":
             return QType.F16
-        if kind == "embedding":
+        if kind in ("embedding", "router") or (kind == "mixer" and mixture):
             return self.embedding
         return self.matrix if shape[-1] % ROTATION == 0 else self.ragged
 
@@ -59,16 +70,21 @@ RECIPES = (
 
 def role(name: str, shape: tuple[int, ...]) -> Role:
     """Return what a tensor is used for, as far as its format depends on it."""
-    if name.startswith("rope_freqs"):
-        # half precision would shift every frequency by up to a thousandth
-        return "frequencies"
+    if name.startswith("rope_freqs") or name.endswith("A_log"):
+        # half precision would shift every frequency, and every rate of decay, by up to a thousandth
+        return "rates"
     elements = 1
     for size in shape:
         elements *= size
     is_weight = "weight" in name and "norm" not in name and "bias" not in name
-    if len(shape) < 2 or not is_weight or elements < SMALLEST_MATRIX:
+    # the filter of a convolution has a few weights in a channel: blocks of a format would span channels
+    if len(shape) < 2 or not is_weight or elements < SMALLEST_MATRIX or name.endswith("conv1d.weight"):
         return "small"
-    return "embedding" if "embed_tokens" in name else "matrix"
+    if "embed_tokens" in name:
+        return "embedding"
+    if name.endswith(ROUTERS):
+        return "router"
+    return "mixer" if any(part in name for part in MIXERS) else "matrix"
 
 
 def recipe(name: str) -> Recipe:

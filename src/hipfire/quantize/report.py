@@ -59,7 +59,10 @@ class FormatFigures:
 
 @dataclass(slots=True)
 class QuantizeReport:
-    """The result of one run; `skipped` names source tensors that the model has no use for."""
+    """The result of one run; `skipped` names source tensors that the model has no use for.
+
+    `mtp` names those of a head that predicts further tokens; they are among the skipped, unless `keeps_mtp`.
+    """
 
     source: Path
     output: Path
@@ -68,6 +71,8 @@ class QuantizeReport:
     file_bytes: int = 0
     formats: dict[int, FormatFigures] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    mtp: list[str] = field(default_factory=list)
+    keeps_mtp: bool = False
 
     @property
     def total(self) -> FormatFigures:
@@ -92,6 +97,7 @@ class QuantizeReport:
             "formats": {qtype_name(q): _figures(self.formats[q]) for q in sorted(self.formats)},
             "total": _figures(self.total),
             "skipped": self.skipped,
+            "mtp": {"tensors": self.mtp, "kept": self.keeps_mtp},
         }
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hipfire.base.errors import MemoryLimitError
-from hipfire.base.types import CacheSpec
+from hipfire.base.types import CacheSpec, StateSpec
 from hipfire.cache.kv import KvMode, kv_nbytes
+from hipfire.cache.states import state_nbytes
 from hipfire.kernels.attention import QUERY_ROWS
 from hipfire.models.sizes import Sizes
 from hipfire.runtime.weights import Residency
@@ -25,16 +26,17 @@ USABLE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes that a load needs, by purpose."""
+    """Bytes that a load needs, by purpose; `states` are those of recurrent layers."""
 
     weights: int
     caches: int
     scratch: int
+    states: int = 0
 
     @property
     def total(self) -> int:
         """Return the sum."""
-        return self.weights + self.caches + self.scratch
+        return self.weights + self.caches + self.states + self.scratch
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -52,16 +54,18 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
     return available
 
 
-def scratch_nbytes(sizes: Sizes, chunk: int, max_seq: int) -> int:
+def scratch_nbytes(sizes: Sizes, chunk: int, max_seq: int, states: Sequence[StateSpec] = ()) -> int:
     """Return the bytes of a step's temporaries for `chunk` tokens over a context of `max_seq`.
 
-    Counted are the widest activations of a layer, the attention scores and float32 copies of one layer's keys
-    and values, and one row of logits.
+    Counted are the widest activations of a layer, those of recurrent layers too, the attention scores and
+    float32 copies of one layer's keys and values, and one row of logits.
     """
     attention_width = sizes.heads * sizes.head_dim
     activations = chunk * (3 * sizes.intermediate + 4 * sizes.hidden + 4 * attention_width)
     scores = 2 * sizes.heads * min(chunk, QUERY_ROWS) * max_seq
     copies = 4 * sizes.kv_heads * sizes.head_dim * max_seq
+    recurrent = (2 * spec.channels + 4 * spec.value_heads * spec.value_dim for spec in states)
+    activations += chunk * max(recurrent, default=0)
     return FLOAT * (activations + scores + copies + 2 * sizes.vocab_size)
 
 
@@ -75,13 +79,15 @@ def plan_memory(
     max_seq: int,
     chunk: int,
     residency: Residency,
+    states: Sequence[StateSpec] = (),
 ) -> MemoryPlan:
     """Return what a load needs, for weights of so many bytes; packed ones stay mapped from the file."""
     largest_matrix = FLOAT * sizes.vocab_size * sizes.hidden if residency == "packed" else 0
     return MemoryPlan(
         weights=weights,
         caches=kv_nbytes(specs, mode, slots, max_seq),
-        scratch=scratch_nbytes(sizes, chunk, max_seq) + largest_matrix,
+        states=slots * state_nbytes(states),
+        scratch=scratch_nbytes(sizes, chunk, max_seq, states) + largest_matrix,
     )
 
 
@@ -97,7 +103,7 @@ def admit(plan: MemoryPlan, available: int) -> None:
             plan.total,
             int(available * USABLE),
             what=f"this model ({plan.weights >> 20} MiB weights, {plan.caches >> 20} MiB caches, "
-            f"{plan.scratch >> 20} MiB scratch)",
+            f"{plan.states >> 20} MiB states, {plan.scratch >> 20} MiB scratch)",
             hint="lower memory.max_seq, use memory.kv_cache=q8 or a smaller format",
         )
 

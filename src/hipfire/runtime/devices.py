@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from hipfire.base import log
 from hipfire.base.errors import UnsupportedError, ValidationError
 from hipfire.device.platform import Gpu, check_supported, find_gpu
+from hipfire.models.family import ModelConfig
 from hipfire.runtime.load_options import LoadOptions, device_number
 
 
@@ -35,6 +36,24 @@ def choose_gpu(options: LoadOptions) -> Gpu | None:
         raise ValidationError(f"there is no GPU for device {options.device}", hint="use hardware.device=cpu")
     _check(gpu)
     return gpu
+
+
+def gpu_for(config: ModelConfig, options: LoadOptions) -> Gpu | None:
+    """Return the GPU that a load of this model goes to, None for the CPU; as `choose_gpu`.
+
+    Models with recurrent layers are not brought to GPUs: their kernels gave wrong results on one, where the
+    interpreter's are right. UnsupportedError where a GPU is asked for.
+    """
+    gpu = choose_gpu(options)
+    if gpu is None or not config.state_specs():
+        return gpu
+    error = UnsupportedError(
+        "models with gated DeltaNet layers do not run on GPUs in this version", hint="use hardware.device=cpu"
+    )
+    if options.device != "auto":
+        raise error
+    log.logger().warning(f"the model goes to the CPU: {error.message}")
+    return None
 
 
 def _first_usable() -> Gpu | None:

@@ -14,6 +14,7 @@ import torch
 from hipfire.base.errors import MemoryLimitError
 from hipfire.cache.block import BlockCache, block_count, block_nbytes
 from hipfire.cache.kv import KvMode
+from hipfire.cache.states import new_states, state_nbytes
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.device.platform import Gpu, free_memory, keep_kernels
 from hipfire.device.pool import Block, Pool, PoolCounters, device_pool
@@ -160,6 +161,7 @@ def plan_load(request: Request, machine: Machine) -> GpuPlan:
     plan = MemoryPlan(
         weights=sum(device_nbytes(info) for info in stored),
         caches=caches,
+        states=request.slots * state_nbytes(config.state_specs()),
         scratch=plan_nbytes(scratch, GUARD_BYTES) + LIBRARY_BYTES,
     )
     return GpuPlan(plan, scratch)
@@ -213,7 +215,10 @@ def _build(
             request.kv_backend, machine.driver, machine.pool.take, request.slots, blocks, block_bytes
         )
         staging.stage("caches", lambda: memory)
-        cache = BlockCache(config.cache_specs(), mode=request.mode, max_seq=request.max_seq, memory=memory)
+        states = new_states(config.state_specs(), request.slots, take)
+        cache = BlockCache(
+            config.cache_specs(), mode=request.mode, max_seq=request.max_seq, memory=memory, states=states
+        )
         scratch = FixedScratch(machine.pool.take, plan.scratch, GUARD_BYTES)
         staging.stage("scratch", lambda: scratch)
         runner = _runner(request, machine, model, cache, scratch)
@@ -270,10 +275,6 @@ def _request(found: Description, options: LoadOptions) -> Request:
 
 def _machine(gpu: Gpu) -> Machine:
     device = gpu.device
-
-    def driver() -> MemoryDriver:
-        return memory_driver(device)
-
     return Machine(
         gpu.name,
         device,
@@ -281,7 +282,7 @@ def _machine(gpu: Gpu) -> Machine:
         gpu.processors,
         device_pool(device),
         overlapped=gpu.vendor == "cuda" and int(gpu.arch.removeprefix("sm_")) >= OVERLAP_CAPABILITY,
-        driver=driver,
+        driver=lambda: memory_driver(device),
     )
 
 
@@ -293,6 +294,7 @@ def _admit(plan: MemoryPlan, gpu: Gpu, available: int) -> None:
             plan.total,
             usable,
             what=f"this model on {gpu.name} ({plan.weights >> 20} MiB weights, "
-            f"{plan.caches >> 20} MiB caches, {plan.scratch >> 20} MiB scratch)",
+            f"{plan.caches >> 20} MiB caches, {plan.states >> 20} MiB states, "
+            f"{plan.scratch >> 20} MiB scratch)",
             hint="lower memory.max_seq or the number of slots, use memory.kv_cache=q8 or a smaller format",
         )

@@ -9,6 +9,7 @@ import torch
 
 from hipfire.cache.block import BlockCache, block_count, block_nbytes
 from hipfire.cache.kv import KvMode
+from hipfire.cache.states import StateStore, state_nbytes
 from hipfire.device.graphs import Capturer
 from hipfire.device.scratch import FixedScratch, Plan, Region, ScratchPlanner
 from hipfire.kernels.elementwise import GATHER_ROWS
@@ -97,9 +98,11 @@ def plan_scratch(
     `model` may be one without memory (`GpuWeights` on the meta device). Steps are gone through operation by
     operation without running them.
     """
-    specs = config.cache_specs()
+    specs, states = config.cache_specs(), config.state_specs()
     memory = _NoMemory(slots, block_count(max_seq), block_nbytes(specs, mode))
-    cache = BlockCache(specs, mode=mode, max_seq=max_seq, memory=memory)
+    nothing = torch.empty((slots, state_nbytes(states)), dtype=torch.uint8, device="meta")
+    store = StateStore(states, slots, nothing) if states else None
+    cache = BlockCache(specs, mode=mode, max_seq=max_seq, memory=memory, states=store)
     launcher, planner = Launcher(engines={"triton": engine}, only="triton"), ScratchPlanner()
     if isinstance(model, Decoder):
         model = model.outline()

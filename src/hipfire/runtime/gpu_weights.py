@@ -7,6 +7,7 @@ formats; it does not know which tensors a model wants or in what order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -15,12 +16,20 @@ from hipfire.base.types import TensorInfo
 from hipfire.checkpoint.names import Change, NamedCheckpoint
 from hipfire.device.pool import ALIGNMENT
 from hipfire.kernels.packed import PackedMatrix
-from hipfire.layers.weights import Joined, Weight, rope_row_order, split_matrix
+from hipfire.layers.weights import (
+    ExpertStack,
+    ExpertTensors,
+    Joined,
+    Weight,
+    row_order,
+    split_matrix,
+)
 from hipfire.quant.format import WeightFormat
 from hipfire.quant.packing import PACKINGS, Packing
 from hipfire.quant.registry import format_of
+from hipfire.runtime.gpu_experts import DeviceExperts, expert_packing
 from hipfire.runtime.gpu_upload import Upload
-from hipfire.runtime.weights import mapped_tensor
+from hipfire.runtime.weights import mapped_tensor, undo_change
 
 # a name for messages and a number of bytes -> uint8 memory of at least that size, aligned
 Take = Callable[[str, int], torch.Tensor]
@@ -49,6 +58,11 @@ def device_nbytes(info: TensorInfo) -> int:
     if len(info.shape) < 2:
         return _aligned(4 * info.numel)
     packing, (rows, cols) = packing_of(info), info.rows_cols
+    if len(info.shape) == 3:
+        # the weights of a convolution are of three dimensions too, and kept as a vector is
+        packing = expert_packing(info)
+        if packing is None:
+            return _aligned(4 * info.numel)
     if packing is None:
         return _aligned(info.numel * dense_type(info).itemsize)
     sizes: list[int] = []
@@ -88,9 +102,9 @@ class GpuWeights:
         self._device = device
         self._take = take
         self._upload = upload
-        self._heads = {"q_rows": heads, "k_rows": kv_heads}
         self._trusting = trusting
         self._unproven: list[torch.Tensor] = []
+        self._row_order = partial(row_order, heads=heads, kv_heads=kv_heads)
 
     @property
     def device(self) -> torch.device:
@@ -134,16 +148,25 @@ class GpuWeights:
             start += rows
         return split_matrix(whole, formats[0], counts)
 
-    def vector(self, name: str, size: int) -> torch.Tensor:
-        """Return the vector `name` as float32 [size]; ArtifactError if it is missing or of another size."""
-        info, change = self._find(name, (size,))
-        target = self._taker(name)((size,), torch.float32)
+    def experts(self, projections: Sequence[ExpertTensors]) -> tuple[ExpertStack, ...]:
+        """Return projections of the same experts, each in one stack; see `WeightSource.experts`."""
+
+        def raw(name: str) -> torch.Tensor:
+            return mapped_tensor(self.named.checkpoint.raw(name))
+
+        return DeviceExperts(self.named, raw, self._taker, self._upload).stacks(projections)
+
+    def vector(self, name: str, *shape: int) -> torch.Tensor:
+        """Return the small tensor `name` as float32 of this shape; raises as `matrix`."""
+        info, change = self._find(name, shape)
+        target = self._taker(name)(shape, torch.float32)
         if self._upload is not None:
             data = mapped_tensor(self.named.checkpoint.raw(info.name))
-            values = self._named(info, lambda: format_of(info.qtype).dense(data, 1, size))
+            values = self._named(info, lambda: format_of(info.qtype).dense(data, 1, info.numel))
+            values = undo_change(values, change)
             if not bool(torch.isfinite(values).all()):
                 raise self._damaged(info, 0)
-            target.copy_(values.view(size) - 1.0 if change == "minus_one" else values.view(size))
+            target.copy_(values.view(shape))
             self._upload.passed(info.nbytes)
         return target
 
@@ -183,8 +206,8 @@ class GpuWeights:
         """Return the stored rows, uint8 [rows, bytes of a row], in the order that the model wants."""
         rows = info.rows_cols[0]
         data = mapped_tensor(self.named.checkpoint.raw(info.name)).view(rows, -1)
-        heads = self._heads.get(change)
-        return data if heads is None else data.index_select(0, rope_row_order(rows, heads))
+        order = self._row_order(change, rows)
+        return data if order is None else data.index_select(0, order)
 
     def _dense(self, info: TensorInfo, change: Change) -> torch.Tensor:
         rows, cols = info.rows_cols
@@ -193,8 +216,8 @@ class GpuWeights:
         if self._upload is None:
             return target
         flat = mapped_tensor(self.named.checkpoint.raw(info.name))
-        heads = self._heads.get(change)
-        order = torch.arange(rows) if heads is None else rope_row_order(rows, heads)
+        order = self._row_order(change, rows)
+        order = torch.arange(rows) if order is None else order
         if not fmt.has_whole_rows(info.nbytes, rows, cols):
             # blocks of the old flat packing run over row ends: only the whole can be decoded
             self._store(target, 0, self._decoded(info, fmt, flat, rows)[order], info)

@@ -24,6 +24,10 @@ TEXT_MODEL = re.compile(
 # buffers that older checkpoints store, and the head's matrix where the head is tied
 HARMLESS = ("rotary_emb.inv_freq", "lm_head.weight", "output.weight")
 
+# a head that predicts further tokens, for speculation: no part of the model proper
+DRAFT_HEAD = re.compile(r"((language_model\.)?(model\.)?(language_model\.)?mtp\.)|blk\.\d+\.nextn\.")
+GGUF_LAYER = re.compile(r"blk\.(\d+)\.")
+
 # header numbers from here on are hipfire's own
 OWN_NUMBERS = 200
 
@@ -73,13 +77,31 @@ def unused_tensors(named: NamedCheckpoint, config: ModelConfig) -> list[str]:
     out gives wrong answers, not an error.
     """
     unused = named.unknown([*config.tensors(), *config.optional_tensors()])
-    needed = [name for name in unused if TEXT_MODEL.match(name) and not name.endswith(HARMLESS)]
+    drafts = set(draft_head(named, config))
+    candidates = [name for name in unused if name not in drafts]
+    needed = [name for name in candidates if TEXT_MODEL.match(name) and not name.endswith(HARMLESS)]
     if needed:
         raise UnsupportedError(
             f"the text model has {len(needed)} tensors, such as {needed[0]}, that this architecture lacks",
             hint="config and weights belong to different models, or this is a variant that is not supported",
         )
     return unused
+
+
+def draft_head(named: NamedCheckpoint, config: ModelConfig) -> list[str]:
+    """Return the stored tensors of a head that predicts further tokens, in file order.
+
+    GGUF files keep its layers behind the model's own, in blocks of which some tensor says so by its name.
+    """
+    tensors = list(named.checkpoint.tensors)
+    found = (GGUF_LAYER.match(name) for name in tensors if DRAFT_HEAD.match(name))
+    blocks = {match.group() for match in found if match and int(match.group(1)) >= config.sizes.layers}
+
+    def belongs(name: str) -> bool:
+        layer = GGUF_LAYER.match(name)
+        return bool(DRAFT_HEAD.match(name)) if layer is None else layer.group() in blocks
+
+    return [name for name in tensors if belongs(name)]
 
 
 def _with_tie(config: Mapping[str, Any], checkpoint: Checkpoint) -> Mapping[str, Any]:

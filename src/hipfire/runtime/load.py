@@ -17,6 +17,7 @@ import torch
 from hipfire.base.cpu import usable_threads
 from hipfire.base.types import TextAssets
 from hipfire.cache.kv import KvCache
+from hipfire.cache.states import new_states
 from hipfire.checkpoint.source import open_checkpoint
 from hipfire.device.pool import PoolCounters
 from hipfire.kernels.cpu.build import compile_kernels, start_engine
@@ -25,7 +26,8 @@ from hipfire.kernels.launch import Launcher
 from hipfire.models.family import Model, ModelConfig, ModelFamily
 from hipfire.runtime.admission import MemoryPlan, admit, available_memory, fits, plan_memory
 from hipfire.runtime.describe import Description, describe
-from hipfire.runtime.devices import choose_gpu
+from hipfire.runtime.devices import choose_gpu, gpu_for
+from hipfire.runtime.identify import read_config
 from hipfire.runtime.load_options import PREFILL_CHUNK, LoadOptions
 from hipfire.runtime.parallel_weights import Shard, planned_shard
 from hipfire.runtime.runner import Runner
@@ -113,6 +115,8 @@ class LoadedModel:
         """Return the planned bytes by purpose, and on a GPU, as `held`, those that are taken by now."""
         plan = self.plan
         figures = {"weights": plan.weights, "caches": plan.caches, "scratch": plan.scratch}
+        if self.config.state_specs():
+            figures["states"] = plan.states
         return figures if self.on_gpu is None else {**figures, "held": self.on_gpu.held()}
 
     @property
@@ -166,7 +170,7 @@ def load_shard(
     """Load into this process, as `load_model`; with `shard` only a part of the model."""
     # packed weights keep their pages mapped after the checkpoint is closed
     with open_checkpoint(path) as checkpoint:
-        gpu = choose_gpu(options)
+        gpu = gpu_for(read_config(checkpoint)[1], options)
         found = _part(describe(checkpoint, path, options, on_gpu=gpu is not None), shard)
         if gpu is not None:
             on_gpu: OnGpu = _gpu_loading().load_on_gpu(found, options, gpu, reading)
@@ -185,7 +189,7 @@ def check_load(path: Path, options: LoadOptions | None = None, *, freed: int = 0
     options = options or LoadOptions()
     shard = None if options.tp == 1 else planned_shard(options.tp)
     with open_checkpoint(path) as checkpoint:
-        gpu = choose_gpu(options)
+        gpu = gpu_for(read_config(checkpoint)[1], options)
         found = _part(describe(checkpoint, path, options, on_gpu=gpu is not None), shard)
         if gpu is not None:
             needed: MemoryPlan = _gpu_loading().check_on_gpu(found, options, gpu, freed)
@@ -223,7 +227,13 @@ def _on_cpu(found: Description, options: LoadOptions, residency: Residency) -> R
     )
     with torch.inference_mode():
         model = found.family.build(config, weights)
-        cache = KvCache(config.cache_specs(), mode=found.mode, slots=options.slots, max_seq=found.max_seq)
+        cache = KvCache(
+            config.cache_specs(),
+            mode=found.mode,
+            slots=options.slots,
+            max_seq=found.max_seq,
+            states=new_states(config.state_specs(), options.slots),
+        )
     launcher = Launcher(engines={} if engine is None else {"numba": engine})
     return Runner(model, cache, launcher, chunk=options.prefill_chunk or PREFILL_CHUNK)
 
@@ -271,6 +281,7 @@ def _admit(found: Description, options: LoadOptions, available: int) -> tuple[Me
             max_seq=found.max_seq,
             chunk=options.prefill_chunk or PREFILL_CHUNK,
             residency=residency,
+            states=config.state_specs(),
         )
 
     if options.residency == "auto":

@@ -36,8 +36,11 @@ def packer_of(fmt: WeightFormat, nbytes: int, rows: int, cols: int) -> Packer | 
 def panels_nbytes(info: TensorInfo) -> int:
     """Return the bytes that a tensor takes in panels."""
     rows, cols = info.rows_cols
-    packer = packer_of(format_of(info.qtype), info.nbytes, rows, cols) or PLAIN
-    return packer.layout.nbytes(rows, cols)
+    layout = (packer_of(format_of(info.qtype), info.nbytes, rows, cols) or PLAIN).layout
+    if len(info.shape) < 3 or info.shape[1] == 1 or info.shape[1] % (2 * PANEL_ROWS) == 0:
+        return layout.nbytes(rows, cols)
+    # a stack of experts, of each of which two sections are filled up
+    return info.shape[0] * (layout.nbytes(info.shape[1], cols) + layout.panel_bytes(cols))
 
 
 def pack(
@@ -72,6 +75,23 @@ def pack(
             return None, first * (row_bytes // packer.block_bytes) + fault
         packed(last * row_bytes)
     return panels, None
+
+
+def pack_rows(engine: CpuEngine, packer: Packer, data: torch.Tensor, cols: int, target: torch.Tensor) -> int:
+    """Pack uint8 `data` [rows, bytes of a row] into the whole panels `target`.
+
+    Returns SOUND, MISFIT where the layout cannot hold the scales, or the number of the first damaged block.
+    """
+    faults = torch.empty(engine.pool.parts, dtype=torch.int64)
+    engine.launch(packer.kernel, data, packer.row_nbytes(cols), data.shape[0], cols, 0, target, faults)
+    return worst_fault(faults.tolist())
+
+
+def pack_floats(engine: CpuEngine, values: torch.Tensor, target: torch.Tensor) -> None:
+    """Pack float32 `values` [rows, cols] into the whole panels `target`."""
+    faults = torch.empty(engine.pool.parts, dtype=torch.int64)
+    rows, cols = values.shape
+    engine.launch(PLAIN.kernel, values.contiguous(), 4 * cols, rows, cols, 0, target, faults)
 
 
 def pack_decoded(

@@ -18,7 +18,7 @@ from hipfire.base.errors import ValidationError
 from hipfire.runtime.crew import Crew, PartnerError
 from hipfire.runtime.load_options import LoadOptions
 from hipfire.runtime.parallel_messages import Batch, Message, ShareRows, Step
-from hipfire.runtime.runner import Runner
+from hipfire.runtime.runner import Runner, Snapshot
 
 
 class LeadingRunner(Runner):
@@ -41,9 +41,9 @@ class LeadingRunner(Runner):
         self._crew.tell(Step(batch, every_row))
         return self._crew.together(lambda: super(LeadingRunner, self).step(batch, every_row=every_row))
 
-    def share_rows(self, source: int, target: int, count: int) -> None:
+    def share_rows(self, source: int, target: int, count: int, snapshot: Snapshot | None = None) -> None:
         """Let `target` begin with rows of `source`, as `Runner.share_rows`, in all processes."""
-        super().share_rows(source, target, count)
+        super().share_rows(source, target, count, snapshot)
         self._crew.tell(ShareRows(source, target, count))
 
 

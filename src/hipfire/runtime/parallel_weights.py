@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from hipfire.base.errors import InternalError
+from hipfire.base.errors import InternalError, UnsupportedError
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.kernels.collective import Group, Spread
 from hipfire.layers.decoder import HEAD
-from hipfire.layers.weights import Joined, Weight, WeightSource
+from hipfire.layers.weights import ExpertStack, ExpertTensors, Joined, Weight, WeightSource
 from hipfire.models.family import Model, ModelConfig, ModelFamily
 from hipfire.runtime.shard import SUMMED, Part, ShardConfig, shard_names
 
@@ -49,9 +49,16 @@ class SpreadWeights:
         """Return matrices that read the same activations: all of them cut by rows, so nothing is summed."""
         return self._source.joined(parts, cols)
 
-    def vector(self, name: str, size: int) -> torch.Tensor:
+    def experts(self, projections: Sequence[ExpertTensors]) -> tuple[ExpertStack, ...]:
+        """Raise UnsupportedError: experts are not divided."""
+        raise UnsupportedError(
+            f"the experts of {projections[0].name} cannot be divided among devices",
+            hint="load mixtures of experts with tp=1",
+        )
+
+    def vector(self, name: str, *shape: int) -> torch.Tensor:
         """Return a vector, which is whole in every process."""
-        return self._source.vector(name, size)
+        return self._source.vector(name, *shape)
 
 
 class Described(Protocol):
@@ -82,6 +89,10 @@ class Shard:
 
     def of(self, found: D) -> D:
         """Return what this process has to load of a model; UnsupportedError where it cannot be divided."""
+        if found.config.state_specs():
+            raise UnsupportedError(
+                "recurrent layers cannot be divided among devices", hint="load this model with tp=1"
+            )
         family, config = found.family, ShardConfig(found.config, self.part)
 
         def build(_: Any, weights: WeightSource) -> Model:

@@ -17,12 +17,24 @@ from typing import Any, Final
 import torch
 
 from hipfire.base.errors import ContextLengthError, UnsupportedError, ValidationError
-from hipfire.runtime.parity_steps import Plan, Regions, feed, guard_rows, lengths, own_rows, prime
+from hipfire.runtime.parity_steps import (
+    Plan,
+    Regions,
+    feed,
+    guard_rows,
+    lengths,
+    other_states,
+    own_rows,
+    own_states,
+    prime,
+)
 from hipfire.runtime.route import Request, Retained, Route
 from hipfire.runtime.runner import Runner
 
 ARMS: Final[tuple[Request, ...]] = ("eager", "prepared", "relaunched")
 SURFACES: Final = ("logits", "kv", "scratch")
+# what recurrent layers keep, where a model has such
+STATE: Final = "state"
 # steps until a batch size is surely prepared: recorded, captured, replayed
 _WARM_STEPS: Final = 3
 
@@ -112,7 +124,7 @@ def compare(runner: Runner, plan: Plan) -> dict[str, Any]:
 
 
 def _report(plan: Plan, arms: Mapping[str, Arm]) -> dict[str, Any]:
-    equal = {name: _equal(arms, name) for name in SURFACES}
+    equal = {name: _equal(arms, name) for name in arms["eager"].surfaces}
     guard = {
         name: {
             "bytes": arm.guard_nbytes,
@@ -148,8 +160,9 @@ def _report(plan: Plan, arms: Mapping[str, Arm]) -> dict[str, Any]:
 
 def _run_arm(runner: Runner, retained: Retained, plan: Plan, request: Request) -> Arm:
     """Run all positions of one arm from poisoned memory."""
-    own, beyond = own_rows(runner, plan), guard_rows(runner, plan)
-    caches = {tensor.untyped_storage().data_ptr() for _, tensor in (*own, *beyond)}
+    own, states = own_rows(runner, plan), own_states(runner, plan)
+    beyond = [*guard_rows(runner, plan), *other_states(runner, plan)]
+    caches = {tensor.untyped_storage().data_ptr() for _, tensor in (*own, *states, *beyond)}
 
     def scratch() -> list[tuple[str, torch.Tensor]]:
         found = retained.scratch(plan.batch)
@@ -158,9 +171,9 @@ def _run_arm(runner: Runner, retained: Retained, plan: Plan, request: Request) -
     guards = retained.guards()
     kept = [tensor.clone() for _, tensor in guards]
     # afresh for each arm: what an earlier step wrote there must not hide the same write of a later one
-    for _, tensor in (*own, *beyond, *guards):
+    for _, tensor in (*own, *states, *beyond, *guards):
         _poison(tensor.view(torch.uint8))
-    surfaces = {name: Surface() for name in SURFACES}
+    surfaces = {name: Surface() for name in (*SURFACES, *([STATE] if states else []))}
     guard = [*beyond, *guards]
     guard_before, nbytes = _hash_all(guard)
     prime(runner, retained, plan)
@@ -174,6 +187,8 @@ def _run_arm(runner: Runner, retained: Retained, plan: Plan, request: Request) -
         surfaces["logits"].add([("logits", logits)])
         surfaces["kv"].add(own)
         surfaces["scratch"].add(scratch())
+        if states:
+            surfaces[STATE].add(states)
     guard_after, _ = _hash_all(guard)
     with torch.inference_mode():
         for (_, tensor), content in zip(guards, kept, strict=True):
@@ -192,7 +207,7 @@ def _first_divergence(arms: Mapping[str, Arm]) -> dict[str, Any] | None:
     """Return the first position, surface and region where an arm left other bytes than the eager one."""
     eager = arms["eager"]
     for position in range(len(eager.surfaces["logits"].steps)):
-        for surface in reversed(SURFACES):
+        for surface in reversed(eager.surfaces):
             expected = eager.surfaces[surface].steps[position]
             for name, arm in arms.items():
                 found = arm.surfaces[surface].steps[position]

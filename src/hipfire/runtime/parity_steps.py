@@ -81,6 +81,23 @@ def guard_rows(runner: Runner, plan: Plan) -> list[tuple[str, torch.Tensor]]:
     return _numbered(found)
 
 
+def own_states(runner: Runner, plan: Plan) -> list[tuple[str, torch.Tensor]]:
+    """Return what recurrent layers keep of the sequences of an arm; nothing where there are none."""
+    return _states(runner, range(plan.batch))
+
+
+def other_states(runner: Runner, plan: Plan) -> list[tuple[str, torch.Tensor]]:
+    """Return what recurrent layers keep in slots that no arm may write."""
+    return _states(runner, range(plan.batch, runner.cache.slots))
+
+
+def _states(runner: Runner, slots: Iterable[int]) -> list[tuple[str, torch.Tensor]]:
+    states = runner.cache.states
+    if states is None:
+        return []
+    return [(f"slot {slot}: {name}", view) for slot in slots for name, view in states.views(slot)]
+
+
 def _numbered(regions: Regions) -> list[tuple[str, torch.Tensor]]:
     """Give regions of one name, as parts of several blocks, names of their own."""
     counts: dict[str, int] = {}

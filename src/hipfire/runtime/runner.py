@@ -5,9 +5,8 @@ The runner knows token ids and slots; it does not know text, sampling or request
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -21,48 +20,23 @@ from hipfire.kernels.launch import Launcher
 from hipfire.layers.context import Segment, StepContext
 from hipfire.models.family import Model
 from hipfire.runtime.load_options import PREFILL_CHUNK
-from hipfire.runtime.replay import DecodeReplay
-from hipfire.runtime.route import Forward, Retained
+from hipfire.runtime.site import HostSite, Site
 
 
-class Site(Protocol):
-    """Where the steps of a model run."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The states of a slot's recurrent layers after `position` tokens, uint8 on the device."""
 
-    device: torch.device
-
-    def memory(self, tokens: int, *, every_row: bool) -> AbstractContextManager[object]:
-        """Return what gives a step of so many tokens memory for its results while it is entered."""
-
-    def own(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits that no later step changes."""
-
-    def retained(self, forward: Forward) -> Retained | None:
-        """Return what keeps decode steps for replay, if the site can do that."""
-
-
-class HostSite:
-    """The CPU, with or without compiled kernels."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, launcher: Launcher) -> None:
-        self._engine = launcher.engines.get("numba")
-
-    def memory(self, tokens: int, *, every_row: bool) -> AbstractContextManager[object]:
-        """Return nothing to enter: every result has memory of its own."""
-        return nullcontext()
-
-    def own(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits, which are a copy or fresh."""
-        return logits
-
-    def retained(self, forward: Forward) -> Retained | None:
-        """Return the replay of compiled kernels."""
-        return DecodeReplay(self._engine, forward) if isinstance(self._engine, CpuEngine) else None
+    position: int
+    tensor: torch.Tensor
 
 
 class Runner:
-    """A model with its cache; sequences live in the cache's slots."""
+    """A model with its cache; sequences live in the cache's slots.
+
+    A slot with recurrent layers goes on only where their state stands, which is where its rows end, or from
+    position 0. A step that fails leaves the states of its slots unknown: they begin anew or are restored.
+    """
 
     def __init__(
         self,
@@ -84,6 +58,7 @@ class Runner:
         self._owners: dict[int, object] = {}
         # rows written so far per slot; what lies beyond them is another sequence's or nobody's
         self._filled: dict[int, int] = {}
+        self._unknown: set[int] = set()
 
     def claim(self, slot: int, owner: object) -> None:
         """Give a slot to `owner`; whoever held it before can no longer `hold` it."""
@@ -103,17 +78,50 @@ class Runner:
         self._check_slot(slot)
         return self._filled.get(slot, 0)
 
+    @property
+    def recurrent(self) -> bool:
+        """Tell whether the model has layers whose state only stands at the end of what it has read."""
+        return self.cache.states is not None
+
     @torch.inference_mode()
-    def share_rows(self, source: int, target: int, count: int) -> None:
+    def share_rows(self, source: int, target: int, count: int, snapshot: Snapshot | None = None) -> None:
         """Let `target` begin with the first `count` rows of `source`; what it held before is dropped.
 
-        Raises ValidationError for slots that do not exist and rows that `source` does not hold.
+        Models with recurrent layers need a snapshot of that sequence at exactly `count`. Raises
+        ValidationError for slots that do not exist, rows that `source` does not hold and other snapshots.
         """
         self._check_slot(target)
         if not 0 <= count <= self.filled(source):
             raise ValidationError(f"slot {source} holds {self.filled(source)} rows, not {count}")
+        if count and self.recurrent and (snapshot is None or snapshot.position != count):
+            raise ValidationError(f"rows up to {count} need the state at {count}")
         self.cache.copy_rows(source, target, count)
-        self._filled[target] = count
+        self._stand(target, count, snapshot)
+
+    @torch.inference_mode()
+    def snapshot(self, slot: int) -> Snapshot:
+        """Return a copy of a slot's states; ValidationError if there are none or they are not known."""
+        states = self.cache.states
+        if states is None or slot in self._unknown:
+            raise ValidationError(f"the state of slot {slot} is not known")
+        return Snapshot(self.filled(slot), states.snapshot(slot))
+
+    @torch.inference_mode()
+    def restore(self, slot: int, snapshot: Snapshot) -> None:
+        """Bring a slot back to where `snapshot`, of the sequence that it holds, was taken; drops later rows.
+
+        Raises ValidationError if the slot does not hold that many rows.
+        """
+        if snapshot.position > self.filled(slot):
+            raise ValidationError(f"slot {slot} holds {self.filled(slot)} rows, not {snapshot.position}")
+        self._stand(slot, snapshot.position, snapshot)
+
+    def _stand(self, slot: int, position: int, snapshot: Snapshot | None) -> None:
+        self._filled[slot] = position
+        if self.cache.states is not None and snapshot is not None:
+            self._unknown.add(slot)
+            self.cache.states.restore(slot, snapshot.tensor)
+            self._unknown.discard(slot)
 
     def step(
         self, batch: Sequence[tuple[Segment, Sequence[int]]], *, every_row: bool = False
@@ -127,6 +135,8 @@ class Runner:
         self._check(batch)
         for segment, _ in batch:
             self.cache.ensure(segment.slot, segment.start + segment.length)
+        if self.recurrent:
+            self._unknown.update(segment.slot for segment, _ in batch)
         # after a step the caches hold weights and no Python: the less of it a decode step runs, the better
         logits = None if self.replay is None else self.replay.again(batch)
         if logits is None:
@@ -134,6 +144,7 @@ class Runner:
         logits = self.site.own(logits)
         for segment, _ in batch:
             self._filled[segment.slot] = segment.start + segment.length
+            self._unknown.discard(segment.slot)
         return logits
 
     @torch.inference_mode()
@@ -162,6 +173,7 @@ class Runner:
         if not batch:
             raise ValidationError("a step needs at least one segment")
         ends: dict[int, int] = {}
+        before = None
         for segment, tokens in batch:
             self._check_slot(segment.slot)
             if segment.length != len(tokens) or not tokens:
@@ -173,10 +185,32 @@ class Runner:
                 raise ValidationError(
                     f"position {segment.start} of slot {segment.slot} does not follow what the cache holds"
                 )
+            if self.recurrent:
+                self._check_state(segment, ends, end, follows=segment.slot == before)
+            before = segment.slot
             self._check_length(segment.start + segment.length)
             if min(tokens) < 0 or max(tokens) >= self.model.vocab_size:
                 raise ValidationError(f"token ids must be from 0 to {self.model.vocab_size - 1}")
             ends[segment.slot] = segment.start + segment.length
+
+    def _check_state(self, segment: Segment, ends: Mapping[int, int], end: int, *, follows: bool) -> None:
+        """Raise unless a slot's state is known and stands where the segment begins, `end` tokens on.
+
+        `ends` are those of the slots that the step has come to; `follows` says that the last of them is this.
+        """
+        if segment.slot in ends and not follows:
+            raise ValidationError(f"the segments of slot {segment.slot} do not follow one another")
+        if segment.start == 0:
+            return
+        if segment.slot in self._unknown and segment.slot not in ends:
+            raise ValidationError(
+                f"the state of slot {segment.slot} is not known since a step failed", hint="begin it anew"
+            )
+        if segment.start != end:
+            raise ValidationError(
+                f"the state of slot {segment.slot} stands at position {end}, not {segment.start}",
+                hint="restore a snapshot, or begin at position 0",
+            )
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < self.cache.slots:

@@ -18,7 +18,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from hipfire.base.errors import UnsupportedError
-from hipfire.base.types import CacheSpec, TensorInfo, TextAssets
+from hipfire.base.types import CacheSpec, StateSpec, TensorInfo, TextAssets
 from hipfire.checkpoint.names import NamedCheckpoint
 from hipfire.checkpoint.source import Checkpoint
 from hipfire.layers.decoder import HEAD
@@ -95,6 +95,10 @@ class ShardConfig:
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """Return what every layer of this part needs of the cache."""
         return self.own.cache_specs()
+
+    def state_specs(self) -> tuple[StateSpec, ...]:
+        """Return what every recurrent layer keeps: models that have any are not divided."""
+        return self.own.state_specs()
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Return the names and the shapes, in this part, of all tensors that the model reads."""

@@ -17,9 +17,10 @@ from hipfire.base.types import TensorInfo
 from hipfire.checkpoint.names import Change, NamedCheckpoint
 from hipfire.kernels.cpu.engine import CpuEngine
 from hipfire.kernels.panels import Panels
-from hipfire.layers.weights import Joined, Weight, rope_row_order
+from hipfire.layers.weights import ExpertStack, ExpertTensors, Joined, Weight, row_order
 from hipfire.quant.format import WeightFormat
 from hipfire.quant.registry import format_of
+from hipfire.runtime.expert_weights import HostExperts
 from hipfire.runtime.panels import pack, pack_decoded, packer_of, panels_nbytes
 
 # panels: packed for the CPU kernels; decoded: float32 matrices in memory; packed: decoded at every use, small
@@ -53,6 +54,13 @@ def packed_nbytes(info: TensorInfo) -> int:
     return info.nbytes if whole else 4 * info.numel
 
 
+def undo_change(values: torch.Tensor, change: Change) -> torch.Tensor:
+    """Return the canonical values of a vector from its stored ones."""
+    if change == "minus_one":
+        return values - 1.0
+    return torch.log(-values) if change == "log_negative" else values
+
+
 class CheckpointWeights:
     """The `WeightSource` of a checkpoint.
 
@@ -75,7 +83,7 @@ class CheckpointWeights:
         self.named = named
         self.residency = residency
         self._engine = engine
-        self._heads = {"q_rows": heads, "k_rows": kv_heads}
+        self._row_order = partial(row_order, heads=heads, kv_heads=kv_heads)
 
     @property
     def device(self) -> torch.device:
@@ -116,12 +124,19 @@ class CheckpointWeights:
         """Return matrices that read the same activations, each by itself; raises as `matrix`."""
         return Joined(tuple(self.matrix(name, rows, cols) for name, rows in parts))
 
+    def experts(self, projections: Sequence[ExpertTensors]) -> tuple[ExpertStack, ...]:
+        """Return projections of the same experts, each in one stack; see `WeightSource.experts`."""
+
+        def raw(name: str) -> torch.Tensor:
+            return mapped_tensor(self.named.checkpoint.raw(name))
+
+        return HostExperts(self.named, raw, self.residency, self._engine).stacks(projections)
+
     def _panels(self, engine: CpuEngine, info: TensorInfo, change: Change, data: torch.Tensor) -> Panels:
         """Pack a matrix as it is stored where its format can be packed, else as float32."""
         rows, cols = info.rows_cols
         fmt = format_of(info.qtype)
-        heads = self._heads.get(change)
-        order = None if heads is None else rope_row_order(rows, heads)
+        order = self._row_order(change, rows)
         packer = packer_of(fmt, info.nbytes, rows, cols)
         if packer is not None:
             panels, damaged = pack(
@@ -153,16 +168,17 @@ class CheckpointWeights:
 
         return pack_decoded(engine, decode, rows, cols)
 
-    def vector(self, name: str, size: int) -> torch.Tensor:
-        """Return the vector `name` as float32 [size]; ArtifactError if it is missing or of another size."""
-        info, change = self._find(name, (size,))
+    def vector(self, name: str, *shape: int) -> torch.Tensor:
+        """Return the small tensor `name` as float32 of this shape; raises as `matrix`."""
+        info, change = self._find(name, shape)
         fmt = format_of(info.qtype)
         data = mapped_tensor(self.named.checkpoint.raw(info.name))
-        values = self._named_fault(info, lambda: fmt.dense(data, 1, size))
+        values = self._named_fault(info, lambda: fmt.dense(data, 1, info.numel))
+        values = undo_change(values, change)
         self._check_finite(values, info, fmt, 0)
-        values = values.view(size).clone()
+        values = values.view(shape).clone()
         self.named.checkpoint.release(info.name)
-        return values - 1.0 if change == "minus_one" else values
+        return values
 
     def _find(self, name: str, shape: tuple[int, ...]) -> tuple[TensorInfo, Change]:
         stored = self.named.require(name, shape)
@@ -186,8 +202,8 @@ class CheckpointWeights:
             ) from error
 
     def _in_order(self, data: torch.Tensor, change: Change, rows: int) -> torch.Tensor:
-        heads = self._heads.get(change)
-        return data if heads is None else data.index_select(0, rope_row_order(rows, heads))
+        order = self._row_order(change, rows)
+        return data if order is None else data.index_select(0, order)
 
     def _check_finite(self, values: torch.Tensor, info: TensorInfo, fmt: WeightFormat, row: int) -> None:
         if torch.isfinite(values).all():

@@ -46,8 +46,9 @@ class ServeOptions:
 
     Times are seconds and 0 switches a limit off. `model` is loaded at start if `prewarm`; requests name their
     own. `device`, `max_seq`, `kv_cache`, `kv_backend`, `tp`, `activations`, `weights`, `threads`, `slots`
-    and `prefill_chunk` are what the engine loads models with. `token_file` holds the bearer token that every
-    request but GET /health must show; binding to other than a loopback address needs one, or
+    and `prefill_chunk` are what the engine loads models with. States of recurrent layers are kept every
+    `state_interval` tokens, `state_budget` MiB of them at most. `token_file` holds the bearer token that
+    every request but GET /health must show; binding to other than a loopback address needs one, or
     `allow_open_bind`. `allow_origins` names web origins other than this machine's whose pages may use the
     server. `allow_request_paths` lets a request name a model by its path. `normalize` tidies the whitespace
     of what users and systems say. A `daemon_command` of None is the usual engine. `settings_of` tells what is
@@ -69,6 +70,8 @@ class ServeOptions:
     tp: int = 1
     activations: str = "int8"
     prefill_chunk: int | None = None
+    state_budget: int = 2048
+    state_interval: int = 4096
     max_queue: int = 64
     queue_timeout_s: float = 600.0
     request_timeout_s: float = 0.0
@@ -96,6 +99,8 @@ class ServeOptions:
         _within("port", self.port, 0, 65535)
         _within("slots", self.slots, 1, 64)
         _within("prefill_chunk", self.prefill_chunk or 1, 1, 2**20)
+        _within("state_budget", self.state_budget, 0, 2**20)
+        _within("state_interval", self.state_interval, 0, 2**20)
         _within("max_queue", self.max_queue, 0, 2**20)
         _within("max_request_bytes", self.max_request_bytes, MIN_REQUEST_BYTES, 4 * 2**30)
         _within("max_connections", self.max_connections, 1, 2**20)

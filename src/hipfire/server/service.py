@@ -223,6 +223,8 @@ class Service:
             "tp": options.tp,
             "slots": options.slots,
             "prefill_chunk": options.prefill_chunk,
+            "state_budget": options.state_budget,
+            "state_interval": options.state_interval,
             "max_queue": options.max_queue,
             "queue_timeout_s": options.queue_timeout_s,
             "template_dir": str(env.templates_dir()),

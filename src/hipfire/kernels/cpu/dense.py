@@ -30,11 +30,8 @@ from hipfire.kernels.cpu.simd import (
 PREFETCH_BYTES = 4096
 
 
-def _linear(name: str, load_weights: Any, itemsize: int) -> Any:
-    """Make y = x W^T.
-
-    Arguments: panels, rows, panel count, panel bytes, columns, x, bytes of a row of x, y, of a row of y.
-    """
+def row_product(load_weights: Any, itemsize: int) -> Any:
+    """Make `product(panel, x, columns)`: sixteen results of one row of activations."""
     step = PANEL_ROWS * itemsize
 
     @helper
@@ -53,6 +50,16 @@ def _linear(name: str, load_weights: Any, itemsize: int) -> Any:
             first = fma_f(load_weights(panel), splat_at(x + 4 * k), first)
             panel += step
         return add_f(add_f(first, second), add_f(third, fourth))
+
+    return product
+
+
+def _linear(name: str, load_weights: Any, itemsize: int) -> Any:
+    """Make y = x W^T.
+
+    Arguments: panels, rows, panel count, panel bytes, columns, x, bytes of a row of x, y, of a row of y.
+    """
+    product = row_product(load_weights, itemsize)
 
     @kernel(f"linear-{name}")
     def linear(arguments: int, thread: int, threads: int) -> None:
@@ -90,11 +97,9 @@ def _select(name: str, load_one: Any, itemsize: int) -> Any:
     return select
 
 
-LINEAR_KERNELS = (
-    _linear("f32", load_f, 4),
-    _linear("f16", load_half, 2),
-    _linear("bf16", load_bfloat, 2),
-)
+# names of layouts, how their weights are loaded, and bytes of a weight
+LOADS = (("f32", load_f, 4), ("f16", load_half, 2), ("bf16", load_bfloat, 2))
+LINEAR_KERNELS = tuple(_linear(*load) for load in LOADS)
 SELECT_KERNELS = (
     _select("f32", load_float, 4),
     _select("f16", load_one_half, 2),

@@ -53,7 +53,7 @@ def scratch_nbytes(cols: int) -> int:
     return subs * (unpacked_bytes(8) + 4 * VECTOR_BYTES)
 
 
-def _one_row(layout: Layout) -> Any:
+def row_product(layout: Layout) -> Any:
     """Make `product(panel, x, meta, subs)`: sixteen results of one row of activations."""
     dot = dot_of_codes(layout.bits, layout.parts, signed=layout.signed)
     load_scale = load_half if layout.half else load_f
@@ -105,7 +105,7 @@ def _one_row(layout: Layout) -> Any:
     return product
 
 
-def _unpack_panel(layout: Layout) -> Any:
+def panel_unpacker(layout: Layout) -> Any:
     """Make `unpack(panel, target, subs)`: codes as words, then all scales and minima as float32 vectors."""
     unpack, unpacked = unpack_for_tile(layout.bits), unpacked_bytes(layout.bits)
     load_scale = load_half if layout.half else load_f
@@ -129,7 +129,7 @@ def _unpack_panel(layout: Layout) -> Any:
     return unpack_panel
 
 
-def _tile_of_rows(layout: Layout, rows: int) -> Any:
+def tile_product(layout: Layout, rows: int) -> Any:
     """Make `tile(words, x, meta, subs, out, out_stride)`: `rows` rows times an unpacked panel."""
     parts, per_group, minimum = layout.parts, layout.subs, layout.minimum
     bias = layout.offset + (tile_dots.signed_bias() if layout.signed else 0)
@@ -176,8 +176,8 @@ def _linear(layout: Layout) -> Any:
     Arguments: panels, rows of x, panel count, panel bytes, columns / 32, codes of x, numbers of x, y, bytes
     of a row of y, scratch, scratch bytes of a thread.
     """
-    product, unpack_panel = _one_row(layout), _unpack_panel(layout)
-    tile, small_tile = _tile_of_rows(layout, TILE), _tile_of_rows(layout, SMALL_TILE)
+    product, unpack_panel = row_product(layout), panel_unpacker(layout)
+    tile, small_tile = tile_product(layout, TILE), tile_product(layout, SMALL_TILE)
 
     @kernel(f"linear-{layout.name}")
     def linear(arguments: int, thread: int, threads: int) -> None:

@@ -87,6 +87,11 @@ def gelu_tanh_mul(engine: CpuEngine, gate: torch.Tensor, up: torch.Tensor) -> to
     return _elementwise(engine, row_kernels.gelu_mul, gate, up)
 
 
+def mul_sigmoid(engine: CpuEngine, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Run `mul_sigmoid_ref` on [T, D]."""
+    return _elementwise(engine, row_kernels.mul_sigmoid, x, gate)
+
+
 def scale(engine: CpuEngine, x: torch.Tensor, factor: float) -> torch.Tensor:
     """Run `scale_ref` on [T, D]."""
     return _elementwise(engine, row_kernels.scale, x, float(factor))

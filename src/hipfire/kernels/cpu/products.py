@@ -35,7 +35,7 @@ def quantized(engine: CpuEngine, x: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 def panel_linear(engine: CpuEngine, x: torch.Tensor, panels: Panels) -> torch.Tensor:
     """Run `panel_linear_ref` with activations rounded to int8 where the layout has codes."""
-    x = _rows(x)
+    x = float_rows(x)
     count = -(-panels.rows // PANEL_ROWS)
     y = torch.empty(x.shape[0], count * PANEL_ROWS)
     size = panels.layout.panel_bytes(panels.cols)
@@ -75,6 +75,6 @@ def panel_select(engine: CpuEngine, panels: Panels, rows: torch.Tensor) -> torch
     return out
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def float_rows(x: torch.Tensor) -> torch.Tensor:
     """Return float32 [T, K] whose rows lie in one piece each."""
     return x if x.dtype == torch.float32 and x.stride(1) == 1 else x.float().contiguous()

@@ -176,8 +176,14 @@ def rms_norm(arguments: int, thread: int, threads: int) -> None:
 
 
 @helper
-def _silu(x: Any) -> Any:
+def silu_of(x: Any) -> Any:
+    """Return x * sigmoid(x)."""
     return div_f(x, add_f(splat_f(ONE), exp_f(sub_f(zero_f(), x))))
+
+
+@helper
+def _times_sigmoid(a: Any, b: Any) -> Any:
+    return div_f(a, add_f(splat_f(ONE), exp_f(sub_f(zero_f(), b))))
 
 
 SQRT_2_OVER_PI = np.float32(0.7978845608028654)
@@ -205,12 +211,14 @@ def _add(a: Any, b: Any) -> Any:
 
 
 @helper
-def _silu_mul(a: Any, b: Any) -> Any:
-    return mul_f(_silu(a), b)
+def silu_times(a: Any, b: Any) -> Any:
+    """Return silu(a) * b."""
+    return mul_f(silu_of(a), b)
 
 
 @helper
-def _gelu_mul(a: Any, b: Any) -> Any:
+def gelu_times(a: Any, b: Any) -> Any:
+    """Return gelu(a) * b with the tanh approximation of GELU."""
     return mul_f(_gelu_tanh(a), b)
 
 
@@ -267,7 +275,8 @@ def _elementwise(name: str, combine: Any, *, constant: bool) -> Any:
 
 
 add = _elementwise("add", _add, constant=False)
-silu_mul = _elementwise("silu-mul", _silu_mul, constant=False)
-gelu_mul = _elementwise("gelu-mul", _gelu_mul, constant=False)
+silu_mul = _elementwise("silu-mul", silu_times, constant=False)
+gelu_mul = _elementwise("gelu-mul", gelu_times, constant=False)
+mul_sigmoid = _elementwise("mul-sigmoid", _times_sigmoid, constant=False)
 scale = _elementwise("scale", _scale, constant=True)
 softcap = _elementwise("softcap", _softcap, constant=True)

@@ -21,7 +21,8 @@ _WORDS: Final = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
+    """Return 1 / (1 + exp(-x)) for float32 x."""
     # exp of a negative number at both ends, so nothing overflows
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)
@@ -30,14 +31,14 @@ def _sigmoid(x):
 @triton.jit
 def silu(x):
     """Return x * sigmoid(x) for float32 x."""
-    return x * _sigmoid(x)
+    return x * sigmoid(x)
 
 
 @triton.jit
 def gelu_tanh(x):
     """Return the tanh approximation of GELU for float32 x."""
     # 0.5 * (1 + tanh(y)) is sigmoid(2 y), which keeps its digits where the tanh is near -1
-    return x * _sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * x * x))
+    return x * sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * x * x))
 
 
 @triton.jit
@@ -63,6 +64,8 @@ def _combine(
         out = silu(x) * y
     elif OPERATION == "gelu_tanh_mul":
         out = gelu_tanh(x) * y
+    elif OPERATION == "mul_sigmoid":
+        out = x * sigmoid(y)
     else:
         out = x + y
     tl.store(out_ptr + row * columns + column, out.to(out_ptr.dtype.element_ty), mask=mask)
@@ -154,6 +157,11 @@ def gelu_tanh_mul(engine: GpuEngine, gate: torch.Tensor, up: torch.Tensor) -> to
     return _run_combine(engine, "gelu_tanh_mul", gate, up, product_type(engine, gate.shape[0]))
 
 
+def mul_sigmoid(engine: GpuEngine, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Run `mul_sigmoid_ref` on [T, D], of any distance between rows; large steps give bfloat16."""
+    return _run_combine(engine, "mul_sigmoid", x, gate, product_type(engine, x.shape[0]))
+
+
 def add(engine: GpuEngine, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Run `add_ref` on two tensors of one shape."""
     return _run_combine(engine, "add", x, y, torch.float32)
@@ -235,6 +243,8 @@ OFFLINE: tuple[Offline, ...] = (
     _offline_combine("silu_mul", "*fp32", "*fp32"),
     _offline_combine("silu_mul", "*bf16", "*bf16"),
     _offline_combine("gelu_tanh_mul", "*fp32", "*fp32"),
+    _offline_combine("mul_sigmoid", "*fp32", "*fp32"),
+    _offline_combine("mul_sigmoid", "*bf16", "*bf16"),
     _offline_combine("add", "*fp32", "*fp32"),
     _offline_map("scale"),
     _offline_map("softcap"),

@@ -108,7 +108,7 @@ class GpuEngine:
         self.scratch: Scratch = scratch or FreshScratch(device)
         self._tape: GpuTape | None = None
         self._rehearsing = False
-        self._prepared: dict[str, tuple[torch.Tensor, Any]] = {}
+        self._prepared: dict[str, tuple[tuple[torch.Tensor, Any], ...]] = {}
 
     @property
     def exact(self) -> bool:
@@ -204,13 +204,16 @@ class GpuEngine:
             self._prepared.clear()
 
     def prepared(self, kind: str, x: torch.Tensor) -> Any:
-        """Return the form of these very activations that `prepare` was given last, or None."""
-        held = self._prepared.get(kind)
-        return held[1] if held is not None and _same_memory(held[0], x) else None
+        """Return the form of these very activations that `prepare` was given lately, or None."""
+        held = self._prepared.get(kind, ())
+        return next((form for known, form in held if _same_memory(known, x)), None)
 
     def prepare(self, kind: str, x: torch.Tensor, form: Any) -> None:
-        """Keep a form of activations that several products will read."""
-        self._prepared[kind] = (x, form)
+        """Keep a form of activations that several products will read; the last two of a kind are kept.
+
+        Two, because weights of rotated and of other formats may read the same activations in turn.
+        """
+        self._prepared[kind] = ((x, form), *self._prepared.get(kind, ())[:1])
 
 
 def _same_memory(some: torch.Tensor, other: torch.Tensor) -> bool:

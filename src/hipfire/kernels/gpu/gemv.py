@@ -188,7 +188,7 @@ def _multiply(
 
 
 @triton.jit
-def _finish(
+def _store_rows(
     out_ptr, acc, block, tokens, rows, out_stride,
     ACTIVATION: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -256,7 +256,7 @@ def _gemv(
         )  # fmt: skip
         acc += _multiply(x, tile, zero, BITS, GROUP, OFFSET, MINIMUM, TARGET)
         if ends:
-            _finish(out_ptr, acc, block, tokens, rows, out_stride, ACTIVATION, M, ROWS)
+            _store_rows(out_ptr, acc, block, tokens, rows, out_stride, ACTIVATION, M, ROWS)
             acc = tl.zeros((QUADS, M, TILE), tl.float32)
         tile = next_tile
         block = next_block

@@ -108,7 +108,13 @@ def fwht(engine: GpuEngine, x: torch.Tensor) -> torch.Tensor:
     found: torch.Tensor | None = engine.prepared(ROTATED, x)
     if found is not None:
         return found
-    return _run(engine, x, product_type(engine, x.shape[0]), inverse=False)
+    int8 = x.ndim == 2 and x.shape[0] <= GEMV_ROWS and not engine.exact
+    return _run(engine, x, product_type(engine, x.shape[0]), int8=int8)
+
+
+def fwht_int8(engine: GpuEngine, x: torch.Tensor) -> torch.Tensor:
+    """Run `fwht256` on [T, K], float32, and leave the engine the int8 form of the result."""
+    return _run(engine, x, torch.float32, int8=True)
 
 
 def inverse_fwht(engine: GpuEngine, x: torch.Tensor) -> torch.Tensor:
@@ -116,7 +122,9 @@ def inverse_fwht(engine: GpuEngine, x: torch.Tensor) -> torch.Tensor:
     return _run(engine, x, torch.float32, inverse=True)
 
 
-def _run(engine: GpuEngine, x: torch.Tensor, kind: torch.dtype, *, inverse: bool) -> torch.Tensor:
+def _run(
+    engine: GpuEngine, x: torch.Tensor, kind: torch.dtype, *, inverse: bool = False, int8: bool = False
+) -> torch.Tensor:
     columns = x.shape[-1]
     if columns % SEGMENT:
         raise ValidationError(
@@ -126,7 +134,7 @@ def _run(engine: GpuEngine, x: torch.Tensor, kind: torch.dtype, *, inverse: bool
     rows, segments = row_view(x), columns // SEGMENT
     out = engine.empty("rotated", x.shape, kind)
     units = None
-    if not inverse and x.ndim == 2 and x.shape[0] <= GEMV_ROWS and not engine.exact:
+    if int8:
         units = empty_prepared(engine, x.shape[0], columns, "int8")
         engine.prepare("int8", out, units)
     made = () if units is None or units.scales is None else (units.values, units.scales, units.sums)

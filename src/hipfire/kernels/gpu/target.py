@@ -57,13 +57,28 @@ def matmul(a, b, acc):
 
 
 @triton.jit
+def let_next_start(TARGET: tl.constexpr):
+    """Let the next launch start up, where the device can do that while this one runs."""
+    if TARGET == "cuda":
+        cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_earlier(TARGET: tl.constexpr):
+    """Wait for the launches before this one."""
+    if TARGET == "cuda":
+        cuda.gdc_wait()
+
+
+@triton.jit
 def begin_launch(TARGET: tl.constexpr):
     """Let the next launch start up, and wait for the ones before this one; every kernel calls it.
 
     Launches overlap with their predecessors where the device can do that: what comes before this call may
     read weights, and nothing that another kernel writes. No launch ends before it has waited, so whoever
-    waits for it has waited for all before it.
+    waits for it has waited for all before it. A kernel that calls the two halves by itself may read between
+    them what was there when the step began, and no launch of the step writes before it: a step begins with
+    a copy of its inputs, which waits for everything.
     """
-    if TARGET == "cuda":
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    let_next_start(TARGET)
+    wait_for_earlier(TARGET)
