@@ -15,13 +15,13 @@ import triton.language as tl
 
 from hipfire.kernels.experts import PackedExperts
 from hipfire.kernels.gpu.engine import GpuEngine
-from hipfire.kernels.gpu.expert_codes import add_step, stack_row, step_bytes, step_sums
 from hipfire.kernels.gpu.expert_matrix import SIZES, layout_constants, matrix_arguments, offline_layout
 from hipfire.kernels.gpu.expert_sort import SMALLEST_TILE, SortedPairs
 from hipfire.kernels.gpu.gemv import ACTIVATIONS, gate
 from hipfire.kernels.gpu.offline import Offline
 from hipfire.kernels.gpu.prepare import prepare
 from hipfire.kernels.gpu.target import TargetName, begin_launch
+from hipfire.kernels.gpu.tile_codes import add_step, stack_row, step_bytes
 from hipfire.kernels.packed import PACKED_LAYOUTS, Activation, PackedLayout
 
 _SUM: Final = 1024
@@ -61,13 +61,10 @@ def _grouped(
         x_mask = inside[:, None] & shown
         x_even = tl.load(x_at, mask=x_mask, other=0.0)
         x_odd = tl.load(x_at + units * 16, mask=x_mask, other=0.0)
-        if WHOLE:
-            sums = step_sums(x_sums_ptr, x_row, shown, step, units, STEP, TARGET)
-        else:
-            sums = 0.0
         acc = add_step(
-            acc, x_even, x_odd, sums, codes_ptr, high_ptr, scales_ptr, minima_ptr, row, valid, byte, column,
-            inside, step, units, groups, BITS, GROUP, OFFSET, MINIMUM, STEP, WHOLE, TARGET,
+            acc, x_even, x_odd, x_sums_ptr, x_row, shown, codes_ptr, high_ptr, scales_ptr, minima_ptr, row,
+            valid, byte, column, inside, step, units, groups,
+            BITS, GROUP, OFFSET, MINIMUM, STEP, WHOLE, TARGET,
         )  # fmt: skip
     if ACTIVATION != 0:
         first, up = tl.split(tl.permute(tl.reshape(acc, (2, OWN, TOKENS)), (1, 2, 0)))

@@ -15,12 +15,12 @@ import triton.language as tl
 from hipfire.base.errors import InternalError
 from hipfire.kernels.experts import PackedExperts
 from hipfire.kernels.gpu.engine import GpuEngine
-from hipfire.kernels.gpu.expert_codes import row_products, stack_row
 from hipfire.kernels.gpu.expert_matrix import SIZES, layout_constants, matrix_arguments, offline_layout
 from hipfire.kernels.gpu.gemv import ACTIVATIONS, gate
 from hipfire.kernels.gpu.offline import Offline
 from hipfire.kernels.gpu.prepare import prepare
 from hipfire.kernels.gpu.target import TargetName, begin_launch
+from hipfire.kernels.gpu.tile_codes import row_products, stack_row
 from hipfire.kernels.packed import PACKED_LAYOUTS, Activation, PackedLayout
 
 # lanes of a program, each with four units of a row, and the most quads along a row

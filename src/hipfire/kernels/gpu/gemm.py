@@ -18,132 +18,9 @@ from hipfire.kernels.gpu.engine import GpuEngine
 from hipfire.kernels.gpu.gemv import ACTIVATIONS, gate
 from hipfire.kernels.gpu.offline import Offline
 from hipfire.kernels.gpu.prepare import Prepared
-from hipfire.kernels.gpu.target import TargetName, begin_launch, matmul
+from hipfire.kernels.gpu.target import TargetName, begin_launch
+from hipfire.kernels.gpu.tile_codes import add_step, step_bytes
 from hipfire.kernels.packed import PACKED_LAYOUTS, UNIT, PackedLayout, PackedMatrix
-
-# what the fast conversion adds to every code: see `_nibbles`
-_BIAS = tl.constexpr(128)
-
-
-@triton.jit
-def _nibbles(codes, TARGET: tl.constexpr):
-    """Return the low and the high four bits of bytes as bfloat16; on `cuda` with 128 added to them.
-
-    Set into the mantissa of 128.0, a small integer is that float plus itself: no conversion is needed.
-    """
-    if TARGET == "cuda":
-        return tl.inline_asm_elementwise(
-            """{ .reg .b32 low, high;
-            and.b32 low, $4, 0x0F0F0F0F;
-            shr.u32 high, $4, 4;
-            and.b32 high, high, 0x0F0F0F0F;
-            prmt.b32 $0, low, 0x43434343, 0x4140;
-            prmt.b32 $1, low, 0x43434343, 0x4342;
-            prmt.b32 $2, high, 0x43434343, 0x4140;
-            prmt.b32 $3, high, 0x43434343, 0x4342; }""",
-            "=r,=r,=r,=r,r",
-            [codes],
-            dtype=(tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        return (codes & 15).to(tl.float32).to(tl.bfloat16), (codes >> 4).to(tl.float32).to(tl.bfloat16)
-
-
-@triton.jit
-def _codes(codes_ptr, high_ptr, row, byte, mask, units, BITS: tl.constexpr, OFFSET: tl.constexpr):
-    """Return the even and odd codes at `byte` of `row`, as float32, without their offset."""
-    if BITS == 8:
-        even = tl.load(codes_ptr + row * (units * 32) + byte, mask=mask, other=0)
-        odd = tl.load(codes_ptr + row * (units * 32) + units * 16 + byte, mask=mask, other=0)
-        return even.to(tl.int8, bitcast=True).to(tl.float32), odd.to(tl.int8, bitcast=True).to(tl.float32)
-    else:
-        both = tl.load(codes_ptr + row * (units * 16) + byte, mask=mask, other=0).to(tl.int32)
-        even = both & 15
-        odd = both >> 4
-        if BITS == 6:
-            pair = tl.load(high_ptr + row * (units * 8) + byte // 2, mask=mask, other=0).to(tl.int32)
-            pair = pair >> (4 * (byte % 2))
-            even |= (pair & 3) << 4
-            odd |= (pair & 12) << 2
-        return (even - OFFSET).to(tl.float32), (odd - OFFSET).to(tl.float32)
-
-
-@triton.jit
-def _bytes(step, units, STEP: tl.constexpr, EVEN: tl.constexpr):
-    """Return where a step's codes are in a row, at which columns their words begin, and which are there.
-
-    STEP columns are STEP / 32 units: four runs of STEP / 8 bytes. Word j of a unit begins at its column 8 j.
-    """
-    item = tl.arange(0, STEP // 2)
-    part_of_unit = item % (STEP // 8)
-    at_unit = step * (STEP // 32) + part_of_unit // 4
-    byte = item // (STEP // 8) * (units * 4) + step * (STEP // 8) + part_of_unit
-    if EVEN:
-        # what the compiler cannot see, but needs to load more than one byte at a time
-        byte = tl.max_contiguous(tl.multiple_of(byte, STEP // 8), STEP // 8)
-        inside = item >= 0
-    else:
-        inside = at_unit < units
-    return byte, at_unit * 32 + item // (STEP // 8) * 8, inside
-
-
-@triton.jit
-def _step_sums(x_sums_ptr, token, shown, step, units, STEP: tl.constexpr, TARGET: tl.constexpr):
-    """Return the sums of tokens' values in a step, [1, TOKENS]."""
-    if TARGET == "hip":
-        # unit by unit: the compiler fails if a tensor with few units takes on the layout of RDNA's products
-        total = tl.zeros(token.shape, tl.float32)
-        for part in tl.static_range(STEP // 32):
-            unit = step * (STEP // 32) + part
-            total += tl.load(
-                x_sums_ptr + token * units + unit, mask=shown[None, :] & (unit < units), other=0.0
-            )
-        return total
-    else:
-        unit = step * (STEP // 32) + tl.arange(0, STEP // 32)
-        mask = (unit < units)[:, None] & shown[None, :]
-        sums = tl.load(x_sums_ptr + token * units + unit[:, None], mask=mask, other=0.0)
-        return tl.sum(sums, axis=0)[None, :]
-
-
-@triton.jit
-def _add_whole(
-    acc, codes, x_even, x_odd, row, token, valid, shown, step,
-    x_sums_ptr, scales_ptr, minima_ptr, units, groups,
-    GROUP: tl.constexpr, STEP: tl.constexpr, TARGET: tl.constexpr,
-):  # fmt: skip
-    """Add the products of a step that lies within one group to `acc`: its scale comes after them."""
-    even, odd = _nibbles(codes, TARGET)
-    part = matmul(even, x_even, tl.zeros(acc.shape, tl.float32))
-    part = matmul(odd, x_odd, part)
-    group = row * groups + step * STEP // GROUP
-    scale = tl.load(scales_ptr + group, mask=valid[:, None], other=0.0).to(tl.float32)
-    low = tl.load(minima_ptr + group, mask=valid[:, None], other=0.0).to(tl.float32)
-    if TARGET == "cuda":
-        low -= _BIAS * scale
-    sums = _step_sums(x_sums_ptr, token, shown, step, units, STEP, TARGET)
-    return acc + (part * scale + low * sums)
-
-
-@triton.jit
-def _decoded(
-    codes_ptr, high_ptr, scales_ptr, minima_ptr, row, byte, column, mask, units, groups,
-    BITS: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, MINIMUM: tl.constexpr,
-):  # fmt: skip
-    """Return the even and odd weights at `byte` of `row`, as float32."""
-    even, odd = _codes(codes_ptr, high_ptr, row, byte, mask, units, BITS=BITS, OFFSET=OFFSET)
-    group = row * groups + (column // GROUP)[None, :]
-    there = mask & (column // GROUP < groups)[None, :]
-    scale = tl.load(scales_ptr + group, mask=there, other=0.0).to(tl.float32)
-    even *= scale
-    odd *= scale
-    if MINIMUM:
-        low = tl.load(minima_ptr + group, mask=mask, other=0.0).to(tl.float32)
-        even += low
-        odd += low
-    return even, odd
 
 
 @triton.jit
@@ -167,25 +44,16 @@ def _gemm(
     steps = tl.cdiv(count, SPLITS)
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     for step in range(split * steps, tl.minimum((split + 1) * steps, count)):
-        byte, column, inside = _bytes(step, units, STEP, EVEN)
+        byte, column, inside = step_bytes(step, units, STEP, EVEN)
         x_at = x_ptr + token64 * (units * 32) + byte[:, None]
         x_mask = inside[:, None] & shown[None, :]
         x_even = tl.load(x_at, mask=x_mask, other=0.0)
         x_odd = tl.load(x_at + units * 16, mask=x_mask, other=0.0)
-        mask = inside[None, :] & valid[:, None]
-        if WHOLE:
-            codes = tl.load(codes_ptr + row64 * (units * 16) + byte[None, :], mask=mask, other=0)
-            acc = _add_whole(
-                acc, codes, x_even, x_odd, row64, token64, valid, shown, step,
-                x_sums_ptr, scales_ptr, minima_ptr, units, groups, GROUP, STEP, TARGET,
-            )  # fmt: skip
-        else:
-            even, odd = _decoded(
-                codes_ptr, high_ptr, scales_ptr, minima_ptr, row64, byte[None, :], column, mask,
-                units, groups, BITS, GROUP, OFFSET, MINIMUM,
-            )  # fmt: skip
-            acc = matmul(even.to(x_ptr.dtype.element_ty), x_even, acc)
-            acc = matmul(odd.to(x_ptr.dtype.element_ty), x_odd, acc)
+        acc = add_step(
+            acc, x_even, x_odd, x_sums_ptr, token64, shown[None, :], codes_ptr, high_ptr, scales_ptr,
+            minima_ptr, row64, valid[:, None], byte, column, inside, step, units, groups,
+            BITS, GROUP, OFFSET, MINIMUM, STEP, WHOLE, TARGET,
+        )  # fmt: skip
     out_at = out_ptr + split.to(tl.int64) * split_stride + token64 * rows + row[:, None]
     tl.store(out_at, acc, mask=valid[:, None] & shown[None, :])
 

@@ -1,7 +1,7 @@
 """Codes of packed matrices in a tile: as bytes for integer dots, and as floats for matrix units.
 
-Tiles take their rows from anywhere, so the kernels of experts are built from these. See `packed.PackedMatrix`
-for how codes lie. This file starts nothing.
+Tiles take their rows from anywhere: products with a matrix and with chosen experts are built from these. See
+`packed.PackedMatrix` for how codes lie. This file starts nothing.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def step_bytes(step, units, STEP: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def step_sums(x_sums_ptr, x_row, shown, step, units, STEP: tl.constexpr, TARGET: tl.constexpr):
+def _step_sums(x_sums_ptr, x_row, shown, step, units, STEP: tl.constexpr, TARGET: tl.constexpr):
     """Return the sums of activations over the columns of a step, [1, TOKENS], for rows int64 [1, TOKENS]."""
     if TARGET == "hip":
         # unit by unit: tensors of few units do not take on the layout of products there
@@ -207,15 +207,15 @@ def step_sums(x_sums_ptr, x_row, shown, step, units, STEP: tl.constexpr, TARGET:
 
 @triton.jit
 def add_step(
-    acc, x_even, x_odd, sums, codes_ptr, high_ptr, scales_ptr, minima_ptr, row, valid, byte, column, inside,
-    step, units, groups,
+    acc, x_even, x_odd, x_sums_ptr, x_row, shown, codes_ptr, high_ptr, scales_ptr, minima_ptr, row, valid,
+    byte, column, inside, step, units, groups,
     BITS: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, MINIMUM: tl.constexpr,
     STEP: tl.constexpr, WHOLE: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
     """Return acc [ROWS, TOKENS] plus the products of rows int64 [ROWS, 1] with activations over a step.
 
     With WHOLE a step lies within one group of 4-bit codes: these are multiplied as they are, exactly, and
-    scaled after that. `sums` are those of `step_sums`, which only this needs.
+    scaled after that, which takes the sums of the activations in rows int64 `x_row` [1, TOKENS].
     """
     mask = inside[None, :] & valid
     if WHOLE:
@@ -228,6 +228,7 @@ def add_step(
         low = tl.load(minima_ptr + at, mask=valid, other=0.0).to(tl.float32)
         if TARGET == "cuda":
             low -= _LENT * scale
+        sums = _step_sums(x_sums_ptr, x_row, shown, step, units, STEP, TARGET)
         return acc + (part * scale + low * sums)
     else:
         even, odd = _floats(
