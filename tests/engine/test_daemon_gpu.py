@@ -66,7 +66,7 @@ class Card:
         self.state = DaemonState(ModelLoader(), lambda line: self.sent.append(json.loads(line)))
         # a collection takes a second in a process with many libraries
         monkeypatch.setattr(daemon_model, "reclaim", lambda: None)
-        monkeypatch.setattr(daemon_model, "choose_gpu", self._choose)
+        monkeypatch.setattr(daemon_model, "device_of", self._choose)
         monkeypatch.setattr(daemon_model, "check_load", self._check)
         monkeypatch.setattr(daemon_model, "load_model", self._load)
 
@@ -77,7 +77,7 @@ class Card:
     def load(self, **params: Any) -> dict[str, Any]:
         return self.tell(type="load", model=str(self.plain.path), params={**PARAMS, **params})
 
-    def _choose(self, options: LoadOptions) -> Gpu | None:
+    def _choose(self, path: Path, options: LoadOptions) -> Gpu | None:
         return None if options.device == "cpu" else GPU
 
     def _check(self, path: Path, options: LoadOptions, *, freed: int) -> None:

@@ -60,7 +60,6 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
         return None if options.device == "cpu" else gpu
 
     monkeypatch.setattr(devices, "choose_gpu", choose)
-    monkeypatch.setattr(daemon_model, "choose_gpu", choose)
     if TARGET == "plain":
         monkeypatch.setattr(gpu_load, "free_memory", lambda _: 2**40)
         monkeypatch.setattr(gpu_load, "keep_kernels", lambda: None)

@@ -25,8 +25,7 @@ from hipfire.engine.wire_messages import Load, LoadParams, ProcessConfig
 from hipfire.layers.context import Segment
 from hipfire.runtime import parity
 from hipfire.runtime.admission import available_memory
-from hipfire.runtime.devices import choose_gpu
-from hipfire.runtime.load import LoadedModel, LoadOptions, check_load, load_model
+from hipfire.runtime.load import LoadedModel, LoadOptions, check_load, device_of, load_model
 from hipfire.runtime.parity_steps import Plan
 from hipfire.runtime.waiting import finish
 from hipfire.text.reply_format import reply_format
@@ -190,7 +189,7 @@ class ModelLoader:
         trim_gpu()
         options, freed = self._options(message.params), 0
         if isinstance(resident, LoadedResident):
-            freed = resident.freed_on(choose_gpu(options))
+            freed = resident.freed_on(device_of(Path(message.model), options))
         check_load(Path(message.model), options, freed=freed)
 
     def load(self, message: Load, progress: Progress) -> LoadedResident:

@@ -19,6 +19,7 @@ from hipfire.base.types import TextAssets
 from hipfire.cache.kv import KvCache
 from hipfire.cache.states import new_states
 from hipfire.checkpoint.source import open_checkpoint
+from hipfire.device.platform import Gpu
 from hipfire.device.pool import PoolCounters
 from hipfire.kernels.cpu.build import compile_kernels, start_engine
 from hipfire.kernels.cpu.engine import CpuEngine
@@ -36,7 +37,7 @@ from hipfire.runtime.templates import Templates
 from hipfire.runtime.weights import CheckpointWeights, Residency, resident_nbytes
 from hipfire.text.tokenizer import Tokenizer
 
-__all__ = ["LoadOptions", "LoadedModel", "OnGpu", "check_load", "load_model"]
+__all__ = ["LoadOptions", "LoadedModel", "OnGpu", "check_load", "device_of", "load_model"]
 
 
 class OnGpu(Protocol):
@@ -196,6 +197,12 @@ def check_load(path: Path, options: LoadOptions | None = None, *, freed: int = 0
             return needed
         plan, _ = _admit(found, options, available_memory() + freed)
     return plan
+
+
+def device_of(path: Path, options: LoadOptions) -> Gpu | None:
+    """Return the GPU that loading this model takes it to, None for the CPU; raises as `load_model`."""
+    with open_checkpoint(path) as checkpoint:
+        return gpu_for(read_config(checkpoint)[1], options)
 
 
 def _part(found: Description, shard: Shard | None) -> Description:
