@@ -6,7 +6,6 @@ the tile. This file does not know formats.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -21,7 +20,7 @@ from hipfire.kernels.gpu.gemv import ACTIVATIONS, gate
 from hipfire.kernels.gpu.offline import Offline
 from hipfire.kernels.gpu.prepare import prepare
 from hipfire.kernels.gpu.target import TargetName, begin_launch
-from hipfire.kernels.gpu.tile_codes import add_step, stack_row, step_bytes
+from hipfire.kernels.gpu.tile_codes import Tile, add_step, stack_row, step_bytes
 from hipfire.kernels.packed import PACKED_LAYOUTS, Activation, PackedLayout
 
 _SUM: Final = 1024
@@ -90,24 +89,7 @@ def _sum_places(
     tl.store(out_ptr + token * rows + column, total, mask=mask)
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """How tiles of tokens are multiplied: rows and tokens of a program, columns of a step, warps, stages.
-
-    `whole` says whether each step lies within one group of 4-bit codes, `even` whether every step is whole
-    and the runs of its bytes begin at 16 bytes.
-    """
-
-    rows: int
-    tokens: int
-    step: int
-    whole: bool
-    even: bool
-    warps: int
-    stages: int
-
-
-def _tile(target: TargetName, layout: PackedLayout, columns: int, tokens: int, *, exact: bool) -> _Tile:
+def _tile(target: TargetName, layout: PackedLayout, columns: int, tokens: int, *, exact: bool) -> Tile:
     """Choose by the machine, the layout, the matrix's columns and the tokens of a tile."""
     whole = layout.bits == 4 and layout.group >= 128 and not exact
     rows, step, warps, stages = 64, 128 if whole else 64, 4, 1
@@ -121,7 +103,7 @@ def _tile(target: TargetName, layout: PackedLayout, columns: int, tokens: int, *
     elif target == "hip":
         # matrix units of RDNA hold all of their operands in registers
         rows, step, warps = (32, 32, 4) if exact else (64, 32, 8)
-    return _Tile(rows, tokens, step, whole, columns % max(step, 128) == 0, warps, stages)
+    return Tile(rows, tokens, step, whole, columns % max(step, 128) == 0, warps, stages)
 
 
 def tile_tokens(pairs: int, experts: int, *, exact: bool) -> int:
@@ -159,7 +141,7 @@ def multiply_tiles(
         **matrix_arguments(matrix, words=False),
         constants={
             **layout_constants(matrix.layout),
-            **_tile_constants(tile),
+            **tile.constants(),
             "SHARED_BY": shared_by,
             "ACTIVATION": ACTIVATIONS[activation],
             "TARGET": engine.target,
@@ -185,16 +167,6 @@ def sum_places(engine: GpuEngine, products: torch.Tensor, weights: torch.Tensor,
     )
 
 
-def _tile_constants(tile: _Tile) -> dict[str, object]:
-    return {
-        "ROWS": tile.rows,
-        "TOKENS": tile.tokens,
-        "STEP": tile.step,
-        "WHOLE": tile.whole,
-        "EVEN": tile.even,
-    }
-
-
 _GROUPED_TYPES = {
     **{"x_sums_ptr": "*fp32", "order_ptr": "*i32", "tiles_ptr": "*i32", "codes_ptr": "*u8", **SIZES},
 }
@@ -206,7 +178,7 @@ def _offline_grouped(
     tile = _tile(target, layout, 2048 if gated else 512, tokens, exact=exact)
     float_type = "*fp32" if exact else "*bf16"
     base = {**_GROUPED_TYPES, "x_ptr": float_type, "out_ptr": float_type if tokens > 16 else "*fp32"}
-    own = {**_tile_constants(tile), "SHARED_BY": 9 if gated else 1, "ACTIVATION": int(gated)}
+    own = {**tile.constants(), "SHARED_BY": 9 if gated else 1, "ACTIVATION": int(gated)}
     types, constants = offline_layout(base, own, layout, "*u8")
     kind = "gated" if gated else "down"
     return Offline(

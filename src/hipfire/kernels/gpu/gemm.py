@@ -8,18 +8,17 @@ parts in a fixed order. This file does not know formats.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from hipfire.kernels.gpu.engine import GpuEngine
+from hipfire.kernels.gpu.expert_matrix import layout_constants
 from hipfire.kernels.gpu.gemv import ACTIVATIONS, gate
 from hipfire.kernels.gpu.offline import Offline
 from hipfire.kernels.gpu.prepare import Prepared
 from hipfire.kernels.gpu.target import TargetName, begin_launch
-from hipfire.kernels.gpu.tile_codes import add_step, step_bytes
+from hipfire.kernels.gpu.tile_codes import Tile, add_step, step_bytes
 from hipfire.kernels.packed import PACKED_LAYOUTS, UNIT, PackedLayout, PackedMatrix
 
 
@@ -90,24 +89,7 @@ _WAVES = 2
 _MOST_SPLITS = 8
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """How a product is started: rows and tokens of a program, columns of a step, warps, stages.
-
-    `whole` says whether each step lies within one group of 4-bit codes, `even` whether every step is whole
-    and planes of a row begin at 16 bytes.
-    """
-
-    rows: int
-    tokens: int
-    step: int
-    whole: bool
-    even: bool
-    warps: int
-    stages: int
-
-
-def _tile(target: TargetName, layout: PackedLayout, tokens: int, columns: int, *, exact: bool) -> _Tile:
+def _tile(target: TargetName, layout: PackedLayout, tokens: int, columns: int, *, exact: bool) -> Tile:
     """Choose by the machine, the layout and the numbers of tokens and of the matrix's columns."""
     whole = layout.bits == 4 and layout.group >= 128 and not exact
     block = 16 if tokens <= 16 else 32 if tokens <= 32 or exact else 64
@@ -129,28 +111,14 @@ def _tile(target: TargetName, layout: PackedLayout, tokens: int, columns: int, *
             rows, step = 32, 32
         else:
             step, warps = 64 if block <= 32 else 32, 4 if block == 16 else 8
-    return _Tile(rows, block, step, whole, columns % max(step, 4 * UNIT) == 0, warps, stages)
+    return Tile(rows, block, step, whole, columns % max(step, 4 * UNIT) == 0, warps, stages)
 
 
-def _splits(tile: _Tile, tokens: int, matrix: PackedMatrix, processors: int) -> int:
+def _splits(tile: Tile, tokens: int, matrix: PackedMatrix, processors: int) -> int:
     """Return into how many parts the columns are cut."""
     programs = -(-matrix.rows // tile.rows) * -(-tokens // tile.tokens)
     steps = -(-matrix.cols // tile.step)
     return max(1, min(_MOST_SPLITS, steps, round(_WAVES * processors / programs)))
-
-
-def _constants(layout: PackedLayout, tile: _Tile) -> dict[str, object]:
-    return {
-        "BITS": layout.bits,
-        "GROUP": layout.group,
-        "OFFSET": layout.offset,
-        "MINIMUM": layout.minimum,
-        "ROWS": tile.rows,
-        "TOKENS": tile.tokens,
-        "STEP": tile.step,
-        "WHOLE": tile.whole,
-        "EVEN": tile.even,
-    }
 
 
 def gemm(
@@ -184,7 +152,8 @@ def gemm(
         groups=matrix.scales.shape[1],
         split_stride=tokens * matrix.rows,
         constants={
-            **_constants(layout, tile),
+            **layout_constants(layout),
+            **tile.constants(),
             "SPLITS": splits,
             "TARGET": engine.target,
         },
@@ -227,7 +196,7 @@ def _offline(
         **{"scales_ptr": header, "out_ptr": "*fp32", "tokens": "i32", "rows": "i32", "units": "i32"},
         **{"groups": "i32", "split_stride": "i32"},
     }
-    constants = {**_constants(layout, tile), "SPLITS": 4}
+    constants = {**layout_constants(layout), **tile.constants(), "SPLITS": 4}
     for name, kind, there in (("high_ptr", "*u8", layout.bits == 6), ("minima_ptr", header, layout.minimum)):
         if there:
             types[name] = kind

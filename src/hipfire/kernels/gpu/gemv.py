@@ -14,6 +14,7 @@ import triton.language as tl
 from hipfire.base.errors import InternalError
 from hipfire.kernels.gpu.elementwise import gelu_tanh, silu
 from hipfire.kernels.gpu.engine import GpuEngine
+from hipfire.kernels.gpu.expert_matrix import layout_constants
 from hipfire.kernels.gpu.offline import Offline
 from hipfire.kernels.gpu.prepare import Prepared
 from hipfire.kernels.gpu.target import TargetName, begin_launch, dot4
@@ -329,10 +330,7 @@ def gemv(
         groups=matrix.scales.shape[1],
         out_stride=out.stride(0),
         constants={
-            "BITS": layout.bits,
-            "GROUP": layout.group,
-            "OFFSET": layout.offset,
-            "MINIMUM": layout.minimum,
+            **layout_constants(layout),
             "ACTIVATION": ACTIVATIONS[activation],
             "M": triton.next_power_of_2(tokens),
             "ROWS": block,
@@ -355,10 +353,7 @@ def _offline(layout: PackedLayout, tokens: int, cols: int, activation: int = 0) 
     header = "*fp16" if layout.half else "*fp32"
     types = {**_TYPES, "scales_ptr": header}
     constants: dict[str, object] = {
-        "BITS": layout.bits,
-        "GROUP": layout.group,
-        "OFFSET": layout.offset,
-        "MINIMUM": layout.minimum,
+        **layout_constants(layout),
         "ACTIVATION": activation,
         "M": tokens,
         "ROWS": rows,

@@ -6,10 +6,35 @@ Tiles take their rows from anywhere: products with a matrix and with chosen expe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
 from hipfire.kernels.gpu.target import dot4, matmul
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How tiles are multiplied: rows and tokens of a program, columns of a step, warps, stages.
+
+    `whole` says whether each step lies within one group of 4-bit codes, `even` whether every step is whole
+    and the runs of its bytes begin at 16 bytes.
+    """
+
+    rows: int
+    tokens: int
+    step: int
+    whole: bool
+    even: bool
+    warps: int
+    stages: int
+
+    def constants(self) -> dict[str, object]:
+        """Return what of it is a compile-time parameter of kernels."""
+        sizes = {"ROWS": self.rows, "TOKENS": self.tokens, "STEP": self.step}
+        return {**sizes, "WHOLE": self.whole, "EVEN": self.even}
+
 
 # what the fast conversion of nibbles adds to each: it sets them into the mantissa of 128.0
 _LENT = tl.constexpr(128)
